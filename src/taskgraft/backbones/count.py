@@ -1,0 +1,100 @@
+"""How many parameters a method trains, in closed form, from the configuration alone."""
+
+from __future__ import annotations
+
+from taskgraft.backbones.sites import Config, Family, family_of, stacks_of
+from taskgraft.errors import GraftError
+from taskgraft.methods import Adapter, FullFineTuning, HeadOnly, Method, TopLayers
+from taskgraft.nn.bank import Weight, bottleneck_layout
+from taskgraft.nn.bottleneck import Form
+from taskgraft.nn.heads import head_layout
+
+
+def form_of(method: Adapter) -> Form:
+    """The part of an adapter that decides which bank it shares."""
+    return Form(
+        activation=method.activation,
+        depth=method.depth,
+        norm_before=method.norm_before,
+        norm_inside=method.norm_inside,
+        norm_after=method.norm_after,
+        parallel=method.parallel,
+        scaling=method.scaling,
+        multiplicative=method.multiplicative,
+        dropout=method.dropout,
+    )
+
+
+def size_of(weights: dict[str, Weight], shared: bool) -> int:
+    """Trained parameters of one slot, of the weights that tasks share or of those they do not."""
+    total = 0
+    for weight in weights.values():
+        if weight.role != "state" and weight.shared == shared:
+            numel = 1
+            for n in weight.shape:
+                numel *= n
+            total += numel
+    return total
+
+
+def count(method: Method, config: Config, tasks: int = 1, labels: int | None = None) -> int:
+    """Parameters that `method` trains for `tasks` tasks with `labels` classes each (None: no head of their own)."""
+    if tasks < 1:
+        raise GraftError(f"tasks={tasks} must be at least 1.")
+    family = family_of(config)
+    d = int(config.hidden_size)
+    hidden = method.hidden if isinstance(method, HeadOnly) else None
+    per_task = 0 if labels is None else size_of(head_layout(d, hidden)(labels), shared=False)
+    shared = 0
+    if method.trains_backbone:
+        per_task += _backbone(method, config)
+    if isinstance(method, Adapter):
+        weights = bottleneck_layout(d, form_of(method))(method.bottleneck_size(d))
+        places = _places(method, family, config)
+        per_task += places * size_of(weights, shared=False)
+        shared += places * size_of(weights, shared=True)
+    norms = _norms(method, family, config)
+    if method.trained_norms == "shared":
+        shared += norms
+    else:
+        per_task += norms
+    return tasks * per_task + shared
+
+
+def _places(method: Adapter, family: Family, config: Config) -> int:
+    total = 0
+    for stack in stacks_of(family, config):
+        layers = stack.count(config)
+        if method.layers is not None:
+            layers = sum(layer < layers for layer in method.layers)
+        total += layers * sum(site in stack.places for site in method.sites)
+    return total
+
+
+def _norms(method: Method, family: Family, config: Config) -> int:
+    if method.trained_norms == "none":
+        return 0
+    stacks = stacks_of(family, config)
+    inside = sum(stack.norms(config) for stack in stacks)
+    if method.trained_norms == "layers":
+        return inside
+    outer = family.outer_norms(config)
+    return inside + (outer if len(stacks) == len(family.stacks) else outer // 2)
+
+
+def _backbone(method: Method, config: Config) -> int:
+    """Full and variable fine-tuning train the backbone's own weights, which are counted on a model without storage."""
+    import torch
+    from transformers import AutoModel, AutoModelForSeq2SeqLM
+
+    from taskgraft.backbones.insert import top_layer_parameters
+
+    with torch.device("meta"):
+        if getattr(config, "is_encoder_decoder", False):
+            model = AutoModelForSeq2SeqLM.from_config(config)
+        else:
+            model = AutoModel.from_config(config)
+    if isinstance(method, FullFineTuning):
+        return sum(p.numel() for p in model.parameters())
+    assert isinstance(method, TopLayers)
+    return sum(p.numel() for p in top_layer_parameters(model, family_of(config), method.k).values())

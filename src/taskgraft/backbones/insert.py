@@ -1,0 +1,578 @@
+"""Grafts on a model: the tasks it carries, the banks their weights lie in, and which of them are being trained."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from taskgraft.backbones.count import form_of
+from taskgraft.backbones.forward import KeepRows, grafted_forward, grafted_generate
+from taskgraft.backbones.sites import Family, FoundSite, family_of, find_sites
+from taskgraft.backbones.wrap import NormSite, Site, Wrapper
+from taskgraft.errors import GraftError
+from taskgraft.methods import Adapter, FullFineTuning, HeadOnly, Method, TopLayers
+from taskgraft.nn.bank import AdapterBank, Bank, fresh_bottleneck
+from taskgraft.nn.heads import Head, HeadBank, fresh_head
+from taskgraft.nn.norms import NormBank, is_norm
+from taskgraft.nn.rows import Bound, Packing, Route, RowIndex, Slots
+
+HEADS = "taskgraft_heads"
+
+
+@dataclass
+class Kind:
+    """Grafts that share banks: one slot numbering, and a bank at each site the kind is at."""
+
+    key: str
+    slots: Slots = field(default_factory=Slots)
+    banks: dict[str, Bank] = field(default_factory=dict)  # by the name their weights have on disk
+    exact_width: bool = False  # heads: no rounding up of the padded size
+
+    def width_for(self, size: int) -> int:
+        """The padded size of the banks: the size itself while all are equal, else a power of two (heads: the largest)."""
+        sizes = {size, *self.slots.size.values()}
+        widest = max(sizes)
+        return widest if len(sizes) == 1 or self.exact_width else 1 << (widest - 1).bit_length()
+
+    def add(self, task: str, size: int, weights: Mapping[str, Mapping[str, Tensor]]) -> None:
+        width = self.width_for(size)
+        slot = self.slots.take(task, size)
+        for name, bank in self.banks.items():
+            if width > bank.width:
+                bank.widen(width)
+            bank.write(slot, weights[name])
+
+    def remove(self, task: str) -> None:
+        self.slots.release(task)
+
+    def train(self, tasks: Sequence[str]) -> None:
+        mine = [task for task in tasks if task in self.slots.of]
+        if mine == self.slots.trained:
+            return
+        for bank in self.banks.values():
+            bank.train_slots([self.slots.of[task] for task in mine])
+        self.slots.trained = mine
+
+    def read(self, task: str) -> dict[str, Tensor]:
+        slot, size = self.slots.of[task], self.slots.size[task]
+        return {
+            f"{name}.{tensor}": value
+            for name, bank in self.banks.items()
+            for tensor, value in bank.read(slot, size).items()
+        }
+
+
+@dataclass
+class HeadKindOf(Kind):
+    """Heads that read the backbone in one way."""
+
+    per_token: bool = False
+    spans: bool = False
+    pooling: str = "mean"
+    exact_width: bool = True
+
+    @property
+    def bank(self) -> Bank:
+        return self.banks["head"]
+
+
+@dataclass(frozen=True)
+class GraftedTask:
+    """A task on a model: its method as resolved for this backbone, its head, and the kinds that hold its weights."""
+
+    method: Method
+    head: Head | None
+    kinds: tuple[str, ...]
+    number: int  # in `task_ids`; 0 is the bare backbone
+
+
+class Grafts:
+    """Everything that taskgraft knows of one model. It hangs on the model as `model.taskgraft`."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.family: Family = family_of(model.config)
+        self.sites: list[FoundSite] = find_sites(model, self.family)
+        self.base_model: Any = model.base_model
+        self.is_base: bool = self.base_model is model and not hasattr(model, "lm_head")
+        self.own_head, self.own_per_token = own_head(model)
+        self.arguments = [name for name in inspect.signature(type(model).forward).parameters if name != "self"]
+        self.checkpointed = [module for module in model.modules() if hasattr(module, "gradient_checkpointing")]
+        self.kinds: dict[str, Kind] = {}
+        self.head_kinds: dict[str, HeadKindOf] = {}
+        self.tasks: dict[str, GraftedTask] = {}
+        self.trained: list[str] = []
+        self.bound = Bound()
+        self.backbone_keys: set[str] = set(model.state_dict().keys())
+        self._wrapped: dict[str, Wrapper] = {}
+        self._handles: list[Any] = []
+        self._numbers = 0
+        self._alone: Route | None = None
+        self._required_grad = {name: p.requires_grad for name, p in model.named_parameters()}
+        self._ignored_on_save = model._keys_to_ignore_on_save
+        self._dropouts: list[tuple[nn.Module, str, float]] = []
+        self._snapshot: dict[str, Tensor] = {}
+        self._norm_paths = [
+            path
+            for path, module in model.named_modules()
+            if is_norm(module) and any(p.dim() == 1 for p in module.parameters(recurse=False))
+        ]
+
+    # -- rows
+
+    def route(self) -> Route:
+        """The route in force on this thread; a model with one task goes through it when nothing is said."""
+        route = self.bound.route
+        if route is not None:
+            return route
+        if self._alone is None:
+            raise GraftError(
+                f"this model carries {len(self.tasks)} tasks and no row says which: "
+                "run it inside `with tg.rows(model, [...])`, or put task_ids into the batch."
+            )
+        return self._alone
+
+    def route_of(self, names: Sequence[str | None] | str | None, lengths: Sequence[int] | None = None) -> Route:
+        every_row = names is None or isinstance(names, str)
+        listed: tuple[str | None, ...] = (names,) if names is None or isinstance(names, str) else tuple(names)
+        for name in listed:
+            if name is not None and name not in self.tasks:
+                known = ", ".join(sorted(self.tasks)) or "none"
+                raise GraftError(f"task {name!r} is not on this model: it carries {known}.")
+        if not listed:
+            raise GraftError("rows are empty: name one task (or None) for each row of the batch.")
+        device = self.device
+        packing = None
+        if lengths is not None:
+            if len(lengths) != len(listed):
+                raise GraftError(f"{len(lengths)} lengths were given for {len(listed)} rows.")
+            packing = Packing.of(lengths, device)
+        kinds: dict[str, RowIndex] = {}
+        for key, kind in self.kinds.items():
+            index = kind.slots.index(listed, device)
+            if index is not None:
+                kinds[key] = index
+        return Route(listed, None if every_row else len(listed), kinds, packing=packing)
+
+    def names_of(self, task_ids: Any) -> list[str | None]:
+        numbers: dict[int, str | None] = {task.number: name for name, task in self.tasks.items()}
+        numbers[0] = None
+        ids = task_ids.tolist() if isinstance(task_ids, Tensor) else list(task_ids)
+        unknown = sorted({i for i in ids if i not in numbers})
+        if unknown:
+            raise GraftError(f"task_ids {unknown} are of no task on this model: tg.task_ids gives those of names.")
+        return [numbers[i] for i in ids]
+
+    def heads_of(self, route: Route, rows: int) -> list[Head | None]:
+        names = route.names if len(route.names) == rows else route.names * rows
+        if len(names) != rows:
+            raise GraftError(f"{len(route.names)} rows were named for an output of {rows}.")
+        return [None if name is None else self.tasks[name].head for name in names]
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = next(self.model.parameters()).device
+        return device
+
+    # -- tasks
+
+    def add(
+        self,
+        name: str,
+        method: Method,
+        head: Head | None,
+        weights: Mapping[str, Tensor] | None = None,
+        seed: int = 0,
+    ) -> None:
+        """Put a task on the model, with fresh weights or with those given (by their names on disk)."""
+        check_task_name(name)
+        if name in self.tasks:
+            raise GraftError(f"a task named {name!r} is already on this model: choose another name, or remove it.")
+        self._check_company(name, method)
+        method = self._resolve(method, head)
+        generator = torch.Generator().manual_seed(seed)
+        plan: list[tuple[Kind, int, dict[str, dict[str, Tensor]]]] = []
+        if isinstance(method, Adapter):
+            plan.append(self._plan_adapters(method, generator))
+        if method.trained_norms != "none":
+            plan.append(self._plan_norms(method))
+        if head is not None:
+            plan.append(self._plan_head(method, head, generator))
+        if weights is not None:
+            plan = self._fill(name, plan, weights)
+        for kind, size, values in plan:
+            kind.add(name, size, values)
+        self._numbers += 1
+        self.tasks[name] = GraftedTask(method, head, tuple(kind.key for kind, *_ in plan), self._numbers)
+        self._refresh()
+
+    def remove(self, name: str) -> None:
+        self.require(name)
+        if name in self.trained:
+            self.train([task for task in self.trained if task != name])
+        for key in self.tasks.pop(name).kinds:
+            self.kinds[key].remove(name)
+        self._refresh()
+
+    def rename(self, old: str, new: str) -> None:
+        self.require(old)
+        check_task_name(new)
+        if new in self.tasks:
+            raise GraftError(f"a task named {new!r} is already on this model.")
+        self.tasks = {new if name == old else name: task for name, task in self.tasks.items()}
+        self.trained = [new if name == old else name for name in self.trained]
+        for key in self.tasks[new].kinds:
+            self.kinds[key].slots.rename(old, new)
+        self._refresh()
+
+    def train(self, names: Sequence[str]) -> None:
+        """Make exactly these tasks the trained ones. What was trained before is put to rest, to the bit."""
+        for name in names:
+            self.require(name)
+        if len(set(names)) != len(names):
+            raise GraftError(f"{list(names)} names a task twice.")
+        dropout = {self.tasks[name].method.backbone_dropout for name in names}
+        if len(dropout) > 1:
+            raise GraftError("tasks with and without backbone_dropout cannot be trained together: make them agree.")
+        for kind in self.kinds.values():
+            kind.train(names)
+        self.trained = list(names)
+        self._set_dropout(on=dropout != {False})
+        trained = self._backbone_parameters(self.tasks[names[0]].method) if len(names) == 1 else {}
+        for path, parameter in self.model.named_parameters():
+            if path in self.backbone_keys or path in self._required_grad:
+                parameter.requires_grad_(path in trained)
+        self._snapshot = self._snapshot or {path: p.detach().clone() for path, p in trained.items()}
+        self.model._keys_to_ignore_on_save = self.backbone_keys - set(trained)
+        self._refresh()
+
+    def read(self, name: str) -> dict[str, Tensor]:
+        """A task's weights under the names they have on disk."""
+        task = self.require(name)
+        if task.method.trains_backbone:
+            raise GraftError(
+                f"task {name!r} was trained by {task.method.name!r}, which changes the backbone itself: "
+                "it has no graft; save the model with save_pretrained after tg.ungraft(model, restore=False)."
+            )
+        values: dict[str, Tensor] = {}
+        for key in task.kinds:
+            values |= self.kinds[key].read(name)
+        return values
+
+    def require(self, name: str) -> GraftedTask:
+        if name not in self.tasks:
+            raise GraftError(f"task {name!r} is not on this model: it carries {', '.join(sorted(self.tasks)) or 'none'}.")
+        return self.tasks[name]
+
+    # -- what a task needs
+
+    def _check_company(self, name: str, method: Method) -> None:
+        alone = [task for task, entry in self.tasks.items() if entry.method.trains_backbone]
+        if alone or (method.trains_backbone and self.tasks):
+            raise GraftError(
+                f"task {name!r} cannot share the backbone with {', '.join(self.tasks)}: full fine-tuning and top-layers "
+                "change the backbone's own weights, so such a task has a model to itself."
+            )
+
+    def _resolve(self, method: Method, head: Head | None) -> Method:
+        """The method with everything that depends on this backbone made explicit, or the reason why it cannot be."""
+        d = self.width
+        if isinstance(method, Adapter):
+            method.bottleneck_size(d)
+            depth = max(site.layer for site in self.sites) + 1
+            beyond = [layer for layer in method.layers or () if not 0 <= layer < depth]
+            if beyond:
+                raise GraftError(f"layers {beyond} do not exist: this backbone has layers 0 to {depth - 1}.")
+        if isinstance(method, TopLayers):
+            top_layer_parameters(self.model, self.family, method.k)
+        if head is None:
+            return method
+        if self.model.config.is_encoder_decoder and any(site.name.startswith("decoder") for site in self.sites):
+            raise GraftError(
+                f"{type(self.model).__name__} writes text, so its tasks have no heads: leave the labels out, "
+                "or graft the encoder alone (T5EncoderModel)."
+            )
+        if head.per_token:
+            return method
+        if method.pooling is None:
+            return replace(method, pooling="last" if self.family.is_decoder else "mean")
+        if method.pooling == "pooler":
+            self._check_pooler()
+        return method
+
+    def _check_pooler(self) -> None:
+        pooler = getattr(self.base_model, "pooler", None)
+        name = type(self.base_model).__name__
+        if pooler is None:
+            raise GraftError(f"{name} has no pooler: use pooling='cls', 'mean' or 'last'.")
+        loaded = [getattr(p, "_is_hf_initialized", False) for p in self.model.parameters()]
+        if any(loaded) and not all(getattr(p, "_is_hf_initialized", False) for p in pooler.parameters()):
+            raise GraftError(
+                f"the pooler of this {name} was not in its checkpoint, so its weights are random and frozen: "
+                "use pooling='cls', 'mean' or 'last'."
+            )
+
+    @property
+    def width(self) -> int:
+        return int(self.model.config.hidden_size)
+
+    def _plan_adapters(
+        self, method: Adapter, generator: torch.Generator
+    ) -> tuple[Kind, int, dict[str, dict[str, Tensor]]]:
+        chosen = [
+            site
+            for site in self.sites
+            if site.name.rpartition(".")[2] in method.sites and (method.layers is None or site.layer in method.layers)
+        ]
+        if not chosen:
+            raise GraftError(
+                f"{type(self.model).__name__} has no site for sites={method.sites} in the layers asked for: "
+                "it has " + ", ".join(sorted({site.name.rpartition(".")[2] for site in self.sites})) + "."
+            )
+        form, size = form_of(method), method.bottleneck_size(self.width)
+        key = kind_key(form.activation, form, [site.name for site in chosen])
+        kind = self.kinds.get(key)
+        if kind is None:
+            kind = self.kinds[key] = Kind(key)
+            for site in chosen:
+                wrapper = self._adapter_site(site)
+                near = next(self.model.get_submodule(site.layer_path).parameters())
+                bank = AdapterBank(form, self.width, size, near.device, float_dtype(near))
+                wrapper.add_bank(key, bank)
+                kind.banks[site.name] = bank
+                if form.parallel:
+                    reads = self.model.get_submodule(f"{site.layer_path}.{site.place.reads}")
+                    hook = functools.partial(remember_input, self.bound, site.name)
+                    self._handles.append(reads.register_forward_pre_hook(hook, with_kwargs=True))
+        values = {
+            site.name: fresh_bottleneck(self.width, size, form, method.init_std, generator) for site in chosen
+        }
+        return kind, size, values
+
+    def _plan_norms(self, method: Method) -> tuple[Kind, int, dict[str, dict[str, Tensor]]]:
+        scope = method.trained_norms
+        key = f"norms_{scope}"
+        kind = self.kinds.get(key)
+        if kind is None:
+            kind = self.kinds[key] = Kind(key)
+            prefix = base_prefix(self.model)
+            layers = tuple(f"{site.layer_path}." for site in self.sites)
+            for path in self._norm_paths:
+                inner = path.removeprefix(prefix)
+                fixed = inner in self.family.fixed_norms
+                if not path.startswith(prefix) or fixed or (scope == "layers" and not path.startswith(layers)):
+                    continue
+                wrapper = self._norm_site(path)
+                bank = NormBank(wrapper.base, shared=scope == "shared")
+                wrapper.add_bank(key, bank)
+                kind.banks[f"norm.{inner}"] = bank
+        values = {name: bank.read(0, 0) for name, bank in kind.banks.items()}
+        trained = kind.slots.trained
+        if scope == "shared" and trained:  # a newcomer joins what the others share
+            values = {name: bank.read(kind.slots.of[trained[0]], 0) for name, bank in kind.banks.items()}
+        return kind, 0, values
+
+    def _plan_head(
+        self, method: Method, head: Head, generator: torch.Generator
+    ) -> tuple[Kind, int, dict[str, dict[str, Tensor]]]:
+        hidden = method.hidden if isinstance(method, HeadOnly) else None
+        group = head.kind if head.per_token else "pooled"
+        pooling = "" if head.per_token else str(method.pooling)
+        key = kind_key(f"{group}{pooling}", hidden, method.head_dropout)
+        kind = self.head_kinds.get(key)
+        if kind is None:
+            kind = HeadKindOf(key, per_token=head.per_token, spans=head.kind == "spans", pooling=pooling)
+            last = list(self.base_model.parameters())[-1]
+            bank = HeadBank(self.width, hidden, method.head_dropout, head.width, last.device, float_dtype(last))
+            if not hasattr(self.model, HEADS):
+                self.model.add_module(HEADS, nn.ModuleDict())
+            getattr(self.model, HEADS).add_module(key, bank.train(self.model.training))
+            kind.banks["head"] = bank
+            self.kinds[key] = self.head_kinds[key] = kind
+        return kind, head.width, {"head": fresh_head(kind.bank.layout, head.width, generator)}
+
+    def _fill(
+        self, name: str, plan: list[tuple[Kind, int, dict[str, dict[str, Tensor]]]], weights: Mapping[str, Tensor]
+    ) -> list[tuple[Kind, int, dict[str, dict[str, Tensor]]]]:
+        """Put given weights where fresh ones were planned, after checking that every name and shape fits."""
+        wanted = {
+            f"{site}.{tensor}": value
+            for _, _, values in plan
+            for site, tensors in values.items()
+            for tensor, value in tensors.items()
+        }
+        missing, surplus = sorted(set(wanted) - set(weights)), sorted(set(weights) - set(wanted))
+        if missing or surplus:
+            raise GraftError(
+                f"the weights of {name!r} do not fit this backbone and method: "
+                f"missing {missing[:3] or 'none'}, not expected {surplus[:3] or 'none'}."
+            )
+        for tensor, value in wanted.items():
+            if value.shape != weights[tensor].shape:
+                raise GraftError(
+                    f"{tensor} of {name!r} has shape {tuple(weights[tensor].shape)}, "
+                    f"but this backbone and method need {tuple(value.shape)}."
+                )
+        return [
+            (kind, size, {site: {t: weights[f"{site}.{t}"] for t in tensors} for site, tensors in values.items()})
+            for kind, size, values in plan
+        ]
+
+    # -- the backbone's modules
+
+    def _adapter_site(self, site: FoundSite) -> Wrapper:
+        path = f"{site.layer_path}.{site.place.module}"
+        if path not in self._wrapped:
+            self._replace(path, Site(self.model.get_submodule(path), self, site.name, site.place.first))
+        return self._wrapped[path]
+
+    def _norm_site(self, path: str) -> Wrapper:
+        if path not in self._wrapped:
+            self._replace(path, NormSite(self.model.get_submodule(path), self, self.family.norm_offset))
+        return self._wrapped[path]
+
+    def _replace(self, path: str, wrapper: Wrapper) -> None:
+        parent, _, child = path.rpartition(".")
+        self.model.get_submodule(parent)._modules[child] = wrapper
+        self._wrapped[path] = wrapper
+
+    def _backbone_parameters(self, method: Method) -> dict[str, nn.Parameter]:
+        if isinstance(method, FullFineTuning):
+            prefix = base_prefix(self.model)
+            return {
+                path: p for path, p in self.model.named_parameters() if path in self._required_grad
+                and path.startswith(prefix)
+            }
+        if isinstance(method, TopLayers):
+            return top_layer_parameters(self.model, self.family, method.k)
+        return {}
+
+    def _set_dropout(self, on: bool) -> None:
+        """Turn the frozen part's dropout off (every rate to 0), or back to what it was."""
+        if on:
+            for module, attribute, rate in self._dropouts:
+                setattr(module, attribute, rate)
+            self._dropouts = []
+        elif not self._dropouts:
+            for module in self.model.modules():
+                module = module.base if isinstance(module, Wrapper) else module
+                if isinstance(module, Bank):
+                    continue
+                for attribute, rate in list(vars(module).items()):
+                    is_rate = "drop" in attribute or (attribute == "p" and isinstance(module, nn.Dropout))
+                    if is_rate and isinstance(rate, float) and rate > 0:
+                        self._dropouts.append((module, attribute, rate))
+                        setattr(module, attribute, 0.0)
+
+    def _refresh(self) -> None:
+        only = next(iter(self.tasks)) if len(self.tasks) == 1 else None
+        self._alone = self.route_of(only) if only is not None or not self.tasks else None
+
+    # -- putting in and taking out
+
+    def install(self) -> None:
+        model = self.model
+        model.requires_grad_(False)
+        model.taskgraft = self
+        model.forward = types.MethodType(grafted_forward(type(model).forward), model)
+        if callable(getattr(model, "generate", None)):
+            model.generate = types.MethodType(grafted_generate(type(model).generate), model)
+
+    def uninstall(self, restore: bool) -> None:
+        model = self.model
+        self.train([])
+        self._set_dropout(on=True)
+        for path, wrapper in self._wrapped.items():
+            parent, _, child = path.rpartition(".")
+            model.get_submodule(parent)._modules[child] = wrapper.unwrap()
+        for handle in self._handles:
+            handle.remove()
+        for module in self.checkpointed:
+            checkpoint = module.__dict__.get("_gradient_checkpointing_func")
+            if isinstance(checkpoint, KeepRows):
+                module.__dict__["_gradient_checkpointing_func"] = checkpoint.checkpoint
+        model._modules.pop(HEADS, None)
+        parameters = dict(model.named_parameters())
+        for path, required in self._required_grad.items():
+            parameters[path].requires_grad_(required)
+        if restore:
+            with torch.no_grad():
+                for path, value in self._snapshot.items():
+                    parameters[path].copy_(value)
+        model._keys_to_ignore_on_save = self._ignored_on_save
+        for attribute in ("taskgraft", "forward", "generate", "accepts_loss_kwargs"):
+            model.__dict__.pop(attribute, None)
+
+
+def top_layer_parameters(model: nn.Module, family: Family, k: int) -> dict[str, nn.Parameter]:
+    """The parameters of the top k layers of each stack, and of the norm that follows a stack's last layer."""
+    sites = find_sites(model, family)
+    chosen: dict[str, nn.Parameter] = {}
+    for stack in {site.name.partition(".")[0]: None for site in sites}:
+        layers = list(dict.fromkeys(site.layer_path for site in sites if site.name.startswith(f"{stack}.")))
+        if k > len(layers):
+            raise GraftError(f"k={k} layers were asked for, but the {stack} has {len(layers)}.")
+        for layer in layers[-k:]:
+            module = model.get_submodule(layer)
+            chosen |= {f"{layer}.{path}": p for path, p in module.named_parameters()}
+        parent = layers[-1].rsplit(".", 2)[0] if layers[-1].count(".") > 1 else ""
+        for path, module in model.get_submodule(parent).named_children():
+            after = {"final_layer_norm", "final_norm", "ln_f", "norm"}
+            if path in after and is_norm(module):
+                name = f"{parent}.{path}" if parent else path
+                chosen |= {f"{name}.{leaf}": p for leaf, p in module.named_parameters()}
+    return chosen
+
+
+def remember_input(bound: Bound, site: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """A routing hook: what the sub-layer reads is what its parallel adapter reads."""
+    bound.inputs[site] = args[0] if args else kwargs["hidden_states"]
+
+
+def own_head(model: Any) -> tuple[Head | None, bool]:
+    """The head that a model class brings along, which rows of no task keep, and whether it reads every token."""
+    name = type(model).__name__
+    labels = tuple(str(model.config.id2label.get(i, i)) for i in range(model.config.num_labels))
+    if name.endswith("ForSequenceClassification"):
+        return (Head("classification", labels) if len(labels) > 1 else Head("regression")), False
+    if name.endswith("ForTokenClassification"):
+        return Head("tokens", labels), True
+    if name.endswith("ForQuestionAnswering"):
+        return Head("spans"), True
+    return None, False
+
+
+def base_prefix(model: Any) -> str:
+    """The path of the headless model inside a model class, with its dot; empty where the model is headless."""
+    prefix = model.base_model_prefix
+    return f"{prefix}." if prefix and hasattr(model, prefix) else ""
+
+
+def kind_key(readable: str, *parts: Any) -> str:
+    digest = hashlib.sha256(repr(parts).encode()).hexdigest()[:8]
+    return f"{readable}_{digest}"
+
+
+def float_dtype(parameter: Tensor) -> torch.dtype:
+    """The dtype for new weights beside a parameter: its own, or float32 beside quantised ones."""
+    return parameter.dtype if parameter.dtype.is_floating_point and parameter.dtype.itemsize > 1 else torch.float32
+
+
+def check_task_name(name: object) -> None:
+    """A task's name is also a folder's name, so it must be one, and must stay inside its store."""
+    if not isinstance(name, str) or not name:
+        raise GraftError("a task's name is empty: give it one, such as 'spam'.")
+    allowed = all(c.isalnum() or c in "_-. " for c in name)
+    if not allowed or name[0] in ". " or name[-1] in " ." or len(name.encode()) > 128:
+        raise GraftError(
+            f"task name {name!r} cannot be used: letters, digits, '_', '-', '.' and inner spaces only, "
+            "not beginning with '.', at most 128 bytes."
+        )

@@ -1,0 +1,227 @@
+"""What is trained for a task: one frozen dataclass per method, with a JSON form that outlives the code.
+
+`Adapter` is Houlsby et al. (ICML 2019), with the variants the authors tried and the adapter that the
+HyperFormer paper puts into T5. The others are the baselines both papers compare with.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, get_args
+
+from taskgraft.errors import GraftError
+
+FORMAT = 1
+DEFAULT_SIZE = 64
+
+Activation = Literal["gelu_new", "gelu", "relu", "silu", "tanh", "sigmoid", "softplus", "leaky_relu", "elu", "identity"]
+Pooling = Literal["pooler", "cls", "mean", "last"]
+Norms = Literal["all", "layers", "shared", "none"]
+SiteName = Literal["attention", "cross_attention", "feedforward"]
+
+
+def _require(ok: bool, sentence: str) -> None:
+    if not ok:
+        raise GraftError(sentence)
+
+
+def _check_choice(field: str, value: object, choices: object, optional: bool = False) -> None:
+    names = get_args(choices)
+    _require(
+        value in names or (optional and value is None), f"{field}={value!r} is unknown: use one of {', '.join(names)}."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """What every method has in common: how the head reads the backbone, and what is regularised.
+
+    `pooling=None` means the backbone's own habit: the mean for encoders, the last token for decoders.
+    `backbone_dropout` keeps the frozen part's dropout on while training.
+    """
+
+    pooling: Pooling | None = None
+    head_dropout: float = 0.1
+    backbone_dropout: bool = True
+
+    name: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        _check_choice("pooling", self.pooling, Pooling, optional=True)
+        _require(0 <= self.head_dropout < 1, f"head_dropout={self.head_dropout} must be at least 0 and below 1.")
+
+    @property
+    def trained_norms(self) -> Norms:
+        """Which of the backbone's norms get trained weights."""
+        return "none"
+
+    @property
+    def trains_backbone(self) -> bool:
+        """Whether the backbone's own weights change, so that only one task can live on it."""
+        return False
+
+    def to_json(self) -> dict[str, Any]:
+        return {"format": FORMAT, "method": self.name, **dataclasses.asdict(self)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapter(Method):
+    """A bottleneck `y = x + up(act(down(x)))` at each site, the norms, and a head, per task.
+
+    Give `size` (m) or `reduction` (m = d // reduction); neither means size 64. The options:
+    `norm_before` normalises x before `down`; `norm_inside` ("layer", "batch") the m hidden units before the
+    activation; `norm_after` ("own", "shared" by the tasks) the branch before the residual. `depth` k has k - 1
+    further m -> m linears. `parallel` reads the sub-layer's input, `y = sublayer(x_in) + scaling * branch(x_in)`;
+    `multiplicative` is `y = x * (1 + branch)`. `dropout` acts on the hidden units while training.
+    """
+
+    name: ClassVar[str] = "adapter"
+
+    size: int | None = None
+    reduction: int | None = None
+    sites: tuple[SiteName, ...] = ("attention", "feedforward")
+    layers: tuple[int, ...] | None = None
+    activation: Activation = "gelu_new"
+    init_std: float = 1e-3
+    norms: Norms | None = None
+    norm_before: bool = False
+    norm_inside: Literal["layer", "batch"] | None = None
+    norm_after: Literal["own", "shared"] | None = None
+    depth: int = 1
+    parallel: bool = False
+    scaling: float = 1.0
+    multiplicative: bool = False
+    dropout: float = 0.0
+    backbone_dropout: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "sites", tuple(self.sites))
+        if self.layers is not None:
+            object.__setattr__(self, "layers", tuple(sorted(set(self.layers))))
+            _require(bool(self.layers), "layers=() leaves no layer to adapt: leave it out to adapt all of them.")
+        _require(self.size is None or self.reduction is None, "give size or reduction, not both.")
+        for field in ("size", "reduction", "depth"):
+            value = getattr(self, field)
+            whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+            _require(value is None or whole, f"{field}={value!r} must be a whole number of at least 1.")
+        _require(bool(self.sites), "sites=() leaves nothing to adapt: name at least one of attention, feedforward.")
+        for site in self.sites:
+            _check_choice("sites", site, SiteName)
+        _require(len(set(self.sites)) == len(self.sites), f"sites={self.sites} names a site twice.")
+        _check_choice("activation", self.activation, Activation)
+        _check_choice("norms", self.norms, Norms, optional=True)
+        _check_choice("norm_inside", self.norm_inside, Literal["layer", "batch"], optional=True)
+        _check_choice("norm_after", self.norm_after, Literal["own", "shared"], optional=True)
+        _require(self.init_std >= 0, f"init_std={self.init_std} must not be negative.")
+        _require(0 <= self.dropout < 1, f"dropout={self.dropout} must be at least 0 and below 1.")
+
+    @classmethod
+    def paper(cls, size: int = 64, **changes: Any) -> Adapter:
+        """The recipe of Houlsby et al.: std 1e-2, every norm, a head on the frozen pooler, dropout on."""
+        recipe: dict[str, Any] = {"init_std": 1e-2, "pooling": "pooler", "norms": "all", "backbone_dropout": True}
+        return cls(size=size, **{**recipe, **changes})
+
+    @property
+    def trained_norms(self) -> Norms:
+        if self.norms is not None:
+            return self.norms
+        return "shared" if self.norm_after == "shared" else "all"
+
+    def bottleneck_size(self, d: int) -> int:
+        """The m of this adapter in a backbone of width d."""
+        if self.reduction is None:
+            return self.size or DEFAULT_SIZE
+        _require(self.reduction <= d, f"reduction={self.reduction} of a width of {d} leaves no units: use less.")
+        return d // self.reduction
+
+
+@dataclass(frozen=True, kw_only=True)
+class FullFineTuning(Method):
+    """Every weight of the backbone, and a head: one whole copy per task."""
+
+    name: ClassVar[str] = "full"
+
+    @property
+    def trains_backbone(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopLayers(Method):
+    """Variable fine-tuning: the top k layers (of each stack), the norm above them, and a head."""
+
+    name: ClassVar[str] = "top-layers"
+
+    k: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole = isinstance(self.k, int) and not isinstance(self.k, bool) and self.k >= 1
+        _require(whole, f"k={self.k!r} must be a whole number of at least 1.")
+
+    @property
+    def trains_backbone(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormsOnly(Method):
+    """The backbone's norms and a head."""
+
+    name: ClassVar[str] = "norms"
+
+    norms: Norms = "all"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_choice("norms", self.norms, Norms)
+        _require(self.norms != "none", 'NormsOnly(norms="none") trains nothing but the head: use HeadOnly().')
+
+    @property
+    def trained_norms(self) -> Norms:
+        return self.norms
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadOnly(Method):
+    """A head on frozen features: linear, or with one hidden layer of `hidden` tanh units."""
+
+    name: ClassVar[str] = "head"
+
+    hidden: int | None = None
+    backbone_dropout: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole = isinstance(self.hidden, int) and not isinstance(self.hidden, bool) and self.hidden >= 1
+        _require(self.hidden is None or whole, f"hidden={self.hidden!r} must be a whole number of at least 1.")
+
+
+# HyperFormer and HyperFormer++ take their place in this table when they come.
+METHODS: dict[str, type[Method]] = {m.name: m for m in (Adapter, FullFineTuning, TopLayers, NormsOnly, HeadOnly)}
+
+
+def method_from_json(record: dict[str, Any]) -> Method:
+    """Read what `to_json` wrote, also by a later version: keys unknown here are named in a warning and left out."""
+    fields = dict(record)
+    written = fields.pop("format", FORMAT)
+    name = fields.pop("method", None)
+    if not isinstance(name, str) or name not in METHODS:
+        raise GraftError(
+            f"method {name!r} is unknown to this version of taskgraft: it knows {', '.join(METHODS)}; update taskgraft."
+        )
+    known = {f.name for f in dataclasses.fields(METHODS[name])}
+    unknown = sorted(set(fields) - known)
+    if unknown:
+        warnings.warn(
+            f"ignoring {', '.join(unknown)} of a method written in format {written}: this version reads {FORMAT}.",
+            stacklevel=2,
+        )
+    kept = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items() if k in known}
+    try:
+        return METHODS[name](**kept)
+    except TypeError as error:
+        raise GraftError(f"a field of method {name!r} has the wrong type: {error}.") from error

@@ -1,0 +1,259 @@
+"""A bank: the new weights of all tasks at one site, stacked by slot.
+
+Storage is not training. Weights at rest are buffers of a growing store; those being trained are separate Parameters
+`[k, ...]` and are written back when training ends. So an optimiser can only ever see what it is meant to change, and
+adding a task costs one copy into the store (which doubles when full).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from taskgraft.nn.bottleneck import BatchStatistics, Form, bottleneck
+from taskgraft.nn.rows import Route, RowIndex
+
+# "matrix" is decayed by the optimiser; "vector" (biases, norms) is not; "state" (running statistics) has no gradient.
+Role = Literal["matrix", "vector", "state"]
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One stacked tensor of a bank: what a slot of it holds."""
+
+    shape: tuple[int, ...]
+    role: Role
+    shared: bool = False  # one trained copy for all tasks that are trained together
+
+
+# The weights of one slot, as a function of its size (bottleneck units, classes).
+Layout = Callable[[int], dict[str, Weight]]
+
+
+class Bank(nn.Module):
+    """Stacked weights with slots. `blank` is what slot 0, the bare backbone, holds (zeros where it is silent)."""
+
+    def __init__(
+        self, layout: Layout, width: int, device: torch.device, dtype: torch.dtype, blank: Mapping[str, Tensor] | None
+    ) -> None:
+        super().__init__()
+        self.layout = layout
+        self.width = width
+        self.trained_slots: list[int] = []
+        for name, weight in layout(width).items():
+            store = torch.zeros(1, *weight.shape, device=device, dtype=dtype)
+            if blank is not None and name in blank:
+                store[0] = blank[name].detach()
+            self.register_buffer(f"store_{name}", store, persistent=False)
+            self.register_parameter(name, None)
+
+    @property
+    def weights(self) -> dict[str, Weight]:
+        return self.layout(self.width)
+
+    @property
+    def capacity(self) -> int:
+        return self.store(next(iter(self.weights))).shape[0]
+
+    def store(self, name: str) -> Tensor:
+        store: Tensor = getattr(self, f"store_{name}")
+        return store
+
+    def trained(self, name: str) -> Tensor:
+        trained: Tensor = getattr(self, name)
+        return trained
+
+    # -- slots: written and read whole, in their true sizes
+
+    @torch.no_grad()
+    def write(self, slot: int, tensors: Mapping[str, Tensor]) -> None:
+        """Fill a slot of the store, growing the store (to twice its capacity) where it is too small."""
+        for name in self.weights:
+            store = self.store(name)
+            if slot >= store.shape[0]:
+                grown = store.new_zeros(max(slot + 1, 2 * store.shape[0]), *store.shape[1:])
+                grown[: store.shape[0]] = store
+                setattr(self, f"store_{name}", grown)
+                store = grown
+            store[slot].zero_()
+            corner(store[slot], tensors[name].shape).copy_(tensors[name])
+
+    @torch.no_grad()
+    def read(self, slot: int, size: int) -> dict[str, Tensor]:
+        """A slot's weights in their true shapes, from wherever they are up to date."""
+        values = {}
+        for name, weight in self.layout(size).items():
+            if slot in self.trained_slots:
+                place = 0 if weight.shared else self.trained_slots.index(slot)
+                source = self.trained(name)[place]
+            else:
+                source = self.store(name)[slot]
+            values[name] = corner(source, weight.shape).clone()
+        return values
+
+    @torch.no_grad()
+    def train_slots(self, slots: Sequence[int]) -> None:
+        """Write what was trained back to the store, then make `slots`, in this order, the trained ones."""
+        names = self.weights
+        for name, weight in names.items():
+            for place, slot in enumerate(self.trained_slots):
+                self.store(name)[slot] = self.trained(name)[0 if weight.shared else place]
+        self.trained_slots = list(slots)
+        for name, weight in names.items():
+            delattr(self, name)
+            if not slots:
+                self.register_parameter(name, None)
+                continue
+            values = self.store(name)[torch.tensor(slots[:1] if weight.shared else list(slots))].clone()
+            if weight.role == "state":
+                self.register_buffer(name, values)
+            else:
+                self.register_parameter(name, nn.Parameter(values))
+
+    @torch.no_grad()
+    def widen(self, width: int) -> None:
+        """Make room for larger slots: zero-padded, so that nothing that is there changes its result."""
+        trained = self.trained_slots
+        self.train_slots([])
+        for name, weight in self.layout(width).items():
+            store = self.store(name)
+            padded = store.new_zeros(store.shape[0], *weight.shape)
+            corner(padded, store.shape).copy_(store)
+            setattr(self, f"store_{name}", padded)
+        self.width = width
+        self.train_slots(trained)
+
+    # -- rows
+
+    def stacked(self, index: RowIndex) -> tuple[dict[str, Tensor], Tensor | None]:
+        """The stacked weights that the rows refer to, and each row's slot in them (None: already in row order)."""
+        names = self.weights
+        if index.trained is None:
+            return {name: self.store(name) for name in names}, index.stored
+        place = torch.zeros_like(index.trained)
+
+        def trained(name: str) -> tuple[Tensor, Tensor]:
+            assert index.trained is not None
+            return self.trained(name), (place if names[name].shared else index.trained)
+
+        if index.stored is None:
+            if not any(weight.shared for weight in names.values()):
+                return {name: self.trained(name) for name in names}, index.trained
+            return {name: stack.index_select(0, rows) for name in names for stack, rows in [trained(name)]}, None
+        assert index.positions is not None
+        merged = {}
+        for name in names:
+            stack, rows = trained(name)
+            base = self.store(name).index_select(0, index.stored)
+            merged[name] = base.index_copy(0, index.positions, stack.index_select(0, rows))
+        return merged, None
+
+
+def corner(whole: Tensor, shape: Sequence[int]) -> Tensor:
+    """The part of `whole` that a smaller tensor of this shape fills, from index 0 on in every dimension."""
+    return whole[tuple(slice(0, n) for n in shape)]
+
+
+def bottleneck_layout(d: int, form: Form) -> Layout:
+    """The weights of an adapter of a form, for a backbone of width d: 2md + d + m for the plain one."""
+
+    def layout(m: int) -> dict[str, Weight]:
+        weights = {
+            "down": Weight((d, m), "matrix"),
+            "down_bias": Weight((m,), "vector"),
+            "up": Weight((m, d), "matrix"),
+            "up_bias": Weight((d,), "vector"),
+        }
+        for i in range(form.depth - 1):
+            weights |= {f"middle{i}": Weight((m, m), "matrix"), f"middle{i}_bias": Weight((m,), "vector")}
+        if form.norm_before:
+            weights |= {"before_weight": Weight((d,), "vector"), "before_bias": Weight((d,), "vector")}
+        if form.norm_inside is not None:
+            weights |= {"inside_weight": Weight((m,), "vector"), "inside_bias": Weight((m,), "vector")}
+        if form.norm_inside == "batch":
+            weights |= {"inside_mean": Weight((m,), "state"), "inside_var": Weight((m,), "state")}
+        if form.norm_after is not None:
+            shared = form.norm_after == "shared"
+            weights |= {
+                "after_weight": Weight((d,), "vector", shared),
+                "after_bias": Weight((d,), "vector", shared),
+            }
+        return weights
+
+    return layout
+
+
+def fresh_bottleneck(d: int, m: int, form: Form, std: float, generator: torch.Generator) -> dict[str, Tensor]:
+    """Initial weights: matrices from a normal of this std cut at two sigma, norms at one, the rest zero."""
+    values = {}
+    for name, weight in bottleneck_layout(d, form)(m).items():
+        value = torch.zeros(weight.shape)
+        if weight.role == "matrix" and std > 0:
+            nn.init.trunc_normal_(value, std=std, a=-2 * std, b=2 * std, generator=generator)
+        elif name in ("before_weight", "inside_weight", "after_weight", "inside_var"):
+            value.fill_(1.0)
+        values[name] = value
+    return values
+
+
+class AdapterBank(Bank):
+    """The bottlenecks of one form at one site."""
+
+    def __init__(self, form: Form, d: int, width: int, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__(bottleneck_layout(d, form), width, device, dtype, blank=None)
+        self.form = form
+
+    def forward(self, x: Tensor, index: RowIndex, route: Route, source: Tensor | None) -> Tensor:
+        weights, rows = self.stacked(index)
+        statistics = None
+        if self.form.norm_inside == "batch" and self.training and index.trained is not None:
+            statistics = self._statistics(index, weights, rows, update=not route.recomputing)
+        return bottleneck(
+            x,
+            rows,
+            weights,
+            self.form,
+            source=source,
+            sizes=index.sizes if self.form.needs_mask else None,
+            statistics=statistics,
+            training=self.training,
+        )
+
+    def _statistics(
+        self, index: RowIndex, weights: Mapping[str, Tensor], rows: Tensor | None, update: bool
+    ) -> BatchStatistics:
+        """Batch norm while training: each trained task's rows by their own statistics, the others' by the running."""
+
+        def statistics(h: Tensor) -> tuple[Tensor, Tensor]:
+            assert index.trained is not None
+            uniform = index.group.shape[0] == 1
+            group = index.group.expand(h.shape[0])
+            count = h.new_zeros(index.groups).index_add(0, group, h.new_full(h.shape[:1], h.shape[1]))[:, None]
+            total = h.new_zeros(index.groups, h.shape[-1]).index_add(0, group, h.sum(1))
+            mean = total / count  # [groups, m]
+            centred = (h - mean[group][:, None]).square().sum(1)
+            variance = h.new_zeros(index.groups, h.shape[-1]).index_add(0, group, centred) / count
+            filled = index.group if index.positions is None else index.group[index.positions]
+            if update:
+                unbiased = variance * count / (count - 1).clamp(min=1)
+                for name, value in (("inside_mean", mean), ("inside_var", unbiased)):
+                    running = self.trained(name)
+                    moved = running[index.trained].lerp(value[filled].detach().to(running.dtype), 0.1)
+                    running.index_copy_(0, index.trained, moved)
+            if uniform:
+                return mean[group[:1]][:, None], variance[group[:1]][:, None]
+            if index.positions is None:
+                return mean[group][:, None], variance[group][:, None]
+            trains = torch.zeros(h.shape[0], dtype=torch.bool, device=h.device).index_fill(0, index.positions, True)
+            frozen_mean, frozen_var = weights["inside_mean"], weights["inside_var"]  # merged: in row order
+            pick = trains[:, None]
+            return (
+                torch.where(pick, mean[group], frozen_mean)[:, None],
+                torch.where(pick, variance[group], frozen_var)[:, None],
+            )
+
+        return statistics

@@ -1,0 +1,79 @@
+"""A backbone's norms with each task's own weights: LayerNorm, and the RMS norms of T5, Llama and Gemma.
+
+The arithmetic follows the wrapped module to the bit where all rows share one task, casts included.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from taskgraft.nn.bank import Bank, Layout, Weight
+from taskgraft.nn.bottleneck import take
+from taskgraft.nn.rows import Route
+
+
+def is_norm(module: nn.Module) -> bool:
+    """By class name, because T5's and all RMS norms are not `nn.LayerNorm`."""
+    return type(module).__name__.lower().endswith("norm")
+
+
+def norm_layout(parameters: dict[str, Tensor], shared: bool) -> Layout:
+    weights = {name: Weight(tuple(value.shape), "vector", shared) for name, value in parameters.items()}
+    return lambda _: weights
+
+
+class NormBank(Bank):
+    """All tasks' weights of one norm of the backbone; slot 0 holds the backbone's own."""
+
+    def __init__(self, base: nn.Module, shared: bool) -> None:
+        parameters = {name: p for name, p in base.named_parameters(recurse=False) if p.dim() == 1}
+        weight = parameters["weight"]
+        super().__init__(norm_layout(dict(parameters), shared), 0, weight.device, weight.dtype, dict(parameters))
+
+
+def task_norm(base: nn.Module, banks: dict[str, NormBank], x: Tensor, route: Route, offset: float) -> Tensor:
+    """Normalise each row of x with its task's weights; rows of no task with the backbone's."""
+    values: dict[str, Tensor] | None = None
+    for kind, bank in banks.items():
+        index = route.kinds.get(kind)
+        if index is None:
+            continue
+        stacks, rows = bank.stacked(index)
+        own = {name: take(stack, rows) for name, stack in stacks.items()}
+        if values is None:
+            values = own
+        else:
+            assert index.member is not None  # two kinds in one batch: neither has all of its rows
+            member = index.member[:, None]
+            values = {name: torch.where(member, own[name], values[name]) for name in own}
+    if values is None:
+        result: Tensor = base(x)
+        return result
+    return normalise(base, x, values["weight"], values.get("bias"), offset)
+
+
+def normalise(base: nn.Module, x: Tensor, weight: Tensor, bias: Tensor | None, offset: float) -> Tensor:
+    """`base` with other weights: weight and bias are [rows or 1, d]; x is [rows, ..., d]."""
+    one = weight.shape[0] == 1
+    if isinstance(base, nn.LayerNorm):
+        if one:
+            return F.layer_norm(x, base.normalized_shape, weight[0], None if bias is None else bias[0], base.eps)
+        x = F.layer_norm(x, base.normalized_shape, eps=base.eps)
+        weight = per_row(weight, x)
+        return x * weight if bias is None else torch.addcmul(per_row(bias, x), x, weight)
+    weight = weight[0] if one else per_row(weight, x)
+    eps = float(getattr(base, "variance_epsilon", None) or getattr(base, "eps", 0.0))
+    scale = torch.rsqrt(x.to(torch.float32).square().mean(-1, keepdim=True) + eps)
+    if offset:  # Gemma: (1 + w), multiplied before the cast
+        return (x.float() * scale * (offset + weight.float())).type_as(x)
+    if type(base).__name__.endswith("LayerNorm"):  # T5: x keeps its dtype
+        normalised = x * scale
+        return weight * (normalised.to(weight.dtype) if weight.dtype in (torch.float16, torch.bfloat16) else normalised)
+    return weight * (x.to(torch.float32) * scale).to(x.dtype)
+
+
+def per_row(values: Tensor, x: Tensor) -> Tensor:
+    """[rows, d] -> [rows, 1, ..., d], to meet x [rows, ..., d]."""
+    return values.view(values.shape[0], *(1,) * (x.dim() - 2), values.shape[-1])

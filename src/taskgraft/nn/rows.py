@@ -1,0 +1,169 @@
+"""Rows: which task each row of a batch goes through, and how that reaches the sites.
+
+Rows are turned into slot numbers once per batch, on the host (`Route`), so a forward pass only indexes. They are
+bound per thread (`Bound`): two threads on one model do not see each other's.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from taskgraft.errors import GraftError
+
+
+@dataclass(frozen=True)
+class RowIndex:
+    """Where one kind's weights lie for each row. A length of 1 stands for every row of the batch.
+
+    Rows take their weights from the store, from the trained weights, or from both; in the last case `stored` covers
+    all rows and `trained` those at `positions`. Slot 0 of the store is the bare backbone.
+    """
+
+    stored: Tensor | None  # [rows] slots of the store
+    trained: Tensor | None  # [rows] slots of the trained weights
+    positions: Tensor | None  # which rows `trained` fills, when both are there
+    sizes: Tensor  # [rows] each row's true size (bottleneck units, classes); 0 for bare rows
+    group: Tensor  # [rows] number of the row's task among those of the batch
+    groups: int
+    member: Tensor | None  # [rows] whether the row's task is of this kind; None: all are
+
+
+class Slots:
+    """Which task holds which slot; the same in every bank of one kind. Slot 0 is never given away."""
+
+    def __init__(self) -> None:
+        self.of: dict[str, int] = {}
+        self.size: dict[str, int] = {}
+        self.trained: list[str] = []  # in the order of the trained weights
+        self._free: list[int] = []
+
+    def take(self, task: str, size: int) -> int:
+        slot = self._free.pop() if self._free else len(self.of) + 1
+        self.of[task], self.size[task] = slot, size
+        return slot
+
+    def release(self, task: str) -> int:
+        slot = self.of.pop(task)
+        del self.size[task]
+        self._free.append(slot)
+        return slot
+
+    def rename(self, old: str, new: str) -> None:
+        self.of[new], self.size[new] = self.of.pop(old), self.size.pop(old)
+        self.trained = [new if task == old else task for task in self.trained]
+
+    def index(self, names: Sequence[str | None], device: torch.device) -> RowIndex | None:
+        """The rows' places in this kind's banks, or None where no row is of this kind."""
+        present = {name: number for number, name in enumerate(dict.fromkeys(names))}
+        mine = [name for name in present if name in self.of]
+        if not mine:
+            return None
+        if len(present) == 1:
+            names = names[:1]
+
+        def integers(values: Sequence[int]) -> Tensor:
+            return torch.tensor(values, dtype=torch.long, device=device)
+
+        place = {task: number for number, task in enumerate(self.trained)}
+        filled = [row for row, name in enumerate(names) if name in place]
+        trained = integers([place[str(names[row])] for row in filled]) if filled else None
+        stored = None
+        if len(filled) < len(names):
+            stored = integers([0 if name in place else self.of.get(str(name), 0) for name in names])
+        member = None
+        if len(mine) < len(present):
+            member = torch.tensor([name in self.of for name in names], dtype=torch.bool, device=device)
+        return RowIndex(
+            stored=stored,
+            trained=trained,
+            positions=integers(filled) if trained is not None and stored is not None else None,
+            sizes=integers([self.size.get(str(name), 0) for name in names]),
+            group=integers([present[name] for name in names]),
+            groups=len(present),
+            member=member,
+        )
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Sequences laid end to end without padding, and their places in a padded batch."""
+
+    row: Tensor  # [tokens]
+    column: Tensor  # [tokens]
+    rows: int
+    longest: int
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], device: torch.device) -> Packing:
+        row = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+        column = torch.cat([torch.arange(n) for n in lengths])
+        return cls(row.to(device), column.to(device), len(lengths), max(lengths))
+
+    def pad(self, x: Tensor) -> Tensor:
+        tokens = x.reshape(self.row.shape[0], *x.shape[1 if x.shape[0] == self.row.shape[0] else 2 :])
+        return x.new_zeros(self.rows, self.longest, *tokens.shape[1:]).index_put((self.row, self.column), tokens)
+
+    def unpad(self, padded: Tensor, like: Tensor) -> Tensor:
+        return padded[self.row, self.column].reshape(like.shape)
+
+
+@dataclass(frozen=True)
+class Route:
+    """The rows of one forward pass, resolved for every kind of bank on the model."""
+
+    names: tuple[str | None, ...]
+    length: int | None  # None: whatever the batch has
+    kinds: dict[str, RowIndex]
+    expanded: Route | None = None  # the same rows, repeated for the beams of `generate`
+    packing: Packing | None = None
+    recomputing: bool = False  # a checkpointed forward, run again in backward: change no state
+
+    def for_batch(self, x: Tensor) -> Route:
+        """The route that fits a batch of x's length; anything else is a mistake of the caller's."""
+        if self.packing is not None:
+            tokens = self.packing.row.shape[0]
+            if x.shape[0] == tokens or (x.shape[0] == 1 and x.shape[1] == tokens):
+                return self
+            raise GraftError(f"the packed batch has shape {tuple(x.shape)}, but the lengths given sum to {tokens}.")
+        if self.length is None or x.shape[0] == self.length:
+            return self
+        if self.expanded is not None and x.shape[0] == self.expanded.length:
+            return self.expanded
+        raise GraftError(
+            f"{self.length} rows were named for a batch of {x.shape[0]}: name one task (or None) for each row."
+        )
+
+    def again(self) -> Route:
+        return replace(self, recomputing=True)
+
+
+class Bound(threading.local):
+    """The route in force on this thread, None outside of any; and the sub-layer inputs that parallel adapters await."""
+
+    def __init__(self) -> None:
+        self.route: Route | None = None
+        self.inputs: dict[str, Tensor] = {}
+
+    def __reduce__(self) -> Any:
+        return Bound, ()
+
+
+class bind:
+    """Put a route in force on this thread for the length of a `with` block."""
+
+    def __init__(self, bound: Bound, route: Route) -> None:
+        self.bound, self.route = bound, route
+
+    def __enter__(self) -> Route:
+        self.before = self.bound.route
+        self.bound.route = self.route
+        return self.route
+
+    def __exit__(self, *_: object) -> None:
+        self.bound.route = self.before
