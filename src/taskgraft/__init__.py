@@ -1,3 +1,81 @@
-"""taskgraft: one frozen Transformer, any number of tasks."""
-from taskgraft.backbones.api import *
-from taskgraft.methods import *
+"""taskgraft: one frozen Transformer, any number of tasks, each a graft of a few percent of its weights."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+# Names are imported when they are first used: `import taskgraft` does no work.
+_HOMES = {
+    "taskgraft.errors": ("GraftError",),
+    "taskgraft.methods": ("Adapter", "FullFineTuning", "HeadOnly", "Method", "NormsOnly", "TopLayers", "method_from_json"),
+    "taskgraft.nn.heads": ("Head",),
+    "taskgraft.nn.bottleneck": ("bottleneck",),
+    "taskgraft.backbones.api": (
+        "add_task",
+        "graft",
+        "remove_task",
+        "rows",
+        "task_ids",
+        "tasks_of",
+        "train_only",
+        "trainable",
+        "ungraft",
+    ),
+    "taskgraft.backbones.count": ("count",),
+    "taskgraft.backbones.describe": ("describe",),
+    "taskgraft.backbones.forward": ("GraftOutput", "loss"),
+    "taskgraft.backbones.load": ("Backbone", "load_backbone"),
+    "taskgraft.training.optim": ("AdamW",),
+    "taskgraft.grafts.graft": ("Graft", "add_graft", "get_graft", "load_graft"),
+    "taskgraft.grafts.store": ("Store",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+__all__ = ["__version__", *sorted(_HOME_OF)]
+
+if TYPE_CHECKING:
+    from taskgraft.backbones.api import add_task as add_task
+    from taskgraft.backbones.api import graft as graft
+    from taskgraft.backbones.api import remove_task as remove_task
+    from taskgraft.backbones.api import rows as rows
+    from taskgraft.backbones.api import task_ids as task_ids
+    from taskgraft.backbones.api import tasks_of as tasks_of
+    from taskgraft.backbones.api import train_only as train_only
+    from taskgraft.backbones.api import trainable as trainable
+    from taskgraft.backbones.api import ungraft as ungraft
+    from taskgraft.backbones.count import count as count
+    from taskgraft.backbones.describe import describe as describe
+    from taskgraft.backbones.forward import GraftOutput as GraftOutput
+    from taskgraft.backbones.forward import loss as loss
+    from taskgraft.backbones.load import Backbone as Backbone
+    from taskgraft.backbones.load import load_backbone as load_backbone
+    from taskgraft.errors import GraftError as GraftError
+    from taskgraft.grafts.graft import Graft as Graft
+    from taskgraft.grafts.graft import add_graft as add_graft
+    from taskgraft.grafts.graft import get_graft as get_graft
+    from taskgraft.grafts.graft import load_graft as load_graft
+    from taskgraft.grafts.store import Store as Store
+    from taskgraft.methods import Adapter as Adapter
+    from taskgraft.methods import FullFineTuning as FullFineTuning
+    from taskgraft.methods import HeadOnly as HeadOnly
+    from taskgraft.methods import Method as Method
+    from taskgraft.methods import NormsOnly as NormsOnly
+    from taskgraft.methods import TopLayers as TopLayers
+    from taskgraft.methods import method_from_json as method_from_json
+    from taskgraft.nn.bottleneck import bottleneck as bottleneck
+    from taskgraft.nn.heads import Head as Head
+    from taskgraft.training.optim import AdamW as AdamW
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'taskgraft' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -246,7 +246,7 @@ class Grafts:
             kind.train(names)
         self.trained = list(names)
         self._set_dropout(on=dropout != {False})
-        trained = self._backbone_parameters(self.tasks[names[0]].method) if len(names) == 1 else {}
+        trained = self.backbone_parameters(self.tasks[names[0]].method) if len(names) == 1 else {}
         for path, parameter in self.model.named_parameters():
             if path in self.backbone_keys or path in self._required_grad:
                 parameter.requires_grad_(path in trained)
@@ -444,7 +444,7 @@ class Grafts:
         self.model.get_submodule(parent)._modules[child] = wrapper
         self._wrapped[path] = wrapper
 
-    def _backbone_parameters(self, method: Method) -> dict[str, nn.Parameter]:
+    def backbone_parameters(self, method: Method) -> dict[str, nn.Parameter]:
         if isinstance(method, FullFineTuning):
             prefix = base_prefix(self.model)
             return {

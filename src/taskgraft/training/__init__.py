@@ -1,0 +1,1 @@
+"""Training: the optimiser that keeps tasks apart."""
