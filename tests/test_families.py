@@ -259,7 +259,7 @@ def test_dropout_of_the_frozen_part_can_be_off_while_training(name: str) -> None
 @pytest.mark.parametrize("cache", [True, False])
 @torch.no_grad()
 def test_generate_with_a_task_per_row(name: str, beams: int, cache: bool) -> None:
-    model = grafted(name)
+    model = perturb(grafted(name), seed=2, std=1.0, only=is_new)  # far enough from the backbone to write otherwise
     inputs = batch(model, rows=4)
     inputs.pop("decoder_input_ids", None)
     if not model.config.is_encoder_decoder:

@@ -53,9 +53,9 @@ class AdamW(torch.optim.Optimizer):
                 groups.append({"params": [p for p, _ in parameters], "weight_decay": decay, "slots": slots})
         super().__init__(groups, {"lr": base, "betas": betas, "eps": eps})
         infinite = float("inf")
-        self.rate = torch.tensor([rate / base for rate in rates])  # each task's share of the group's rate
+        self.rate = torch.tensor([rate / base for rate in rates], dtype=torch.float64)  # each task's share of the group's rate
         clips = per_owner("clip_norm", infinite if clip_norm is None else clip_norm, self.owners)
-        self.clip_norm = torch.tensor(clips)
+        self.clip_norm = torch.tensor(clips, dtype=torch.float64)
         self.active = torch.ones(len(self.owners), dtype=torch.bool)  # a task switched off here never changes
 
     def set_active(self, task: str, active: bool) -> None:
@@ -76,9 +76,10 @@ class AdamW(torch.optim.Optimizer):
         squares: dict[torch.device, Tensor] = {}
         for _, parameter, slots in self._stacks():
             grad = by_slot(cast(Tensor, parameter.grad), slots).flatten(1)
-            total = squares.setdefault(grad.device, torch.zeros(len(self.owners), device=grad.device))
-            total.index_add_(0, torch.tensor(slots, device=grad.device), grad.float().square().sum(1))
-        result = torch.zeros(len(self.owners))
+            zeros = torch.zeros(len(self.owners), dtype=torch.float64, device=grad.device)
+            square = grad.to(torch.promote_types(grad.dtype, torch.float32)).square().sum(1)
+            squares.setdefault(grad.device, zeros).index_add_(0, torch.tensor(slots, device=grad.device), square.double())
+        result = torch.zeros(len(self.owners), dtype=torch.float64)
         for total in squares.values():
             result += total.cpu()
         return result.sqrt()
@@ -108,7 +109,7 @@ class AdamW(torch.optim.Optimizer):
                 loss = closure()
         norms = self._norms()
         active = self.active & self._with_rows(norms)
-        clip = torch.where(norms > self.clip_norm, self.clip_norm / norms, torch.ones(()))
+        clip = torch.where(norms > self.clip_norm, self.clip_norm / norms, 1.0)
         for group, parameter, slots in self._stacks():
             chosen = [i for i, slot in enumerate(slots) if active[slot]]
             if not chosen:
@@ -144,7 +145,7 @@ class AdamW(torch.optim.Optimizer):
         def spread(numbers: Tensor) -> Tensor:
             return numbers.to(value).view(-1, *(1,) * (value.dim() - 1))
 
-        steps = state["step"][chosen]
+        steps = state["step"][chosen].double()
         if (clip != 1).any():
             grad = grad * spread(clip)
         mean.lerp_(grad, 1 - beta1)

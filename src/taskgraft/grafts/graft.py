@@ -1,0 +1,281 @@
+"""A graft off its model: one task's weights and all that is needed to use them again, in memory and in two files."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from taskgraft.backbones import api
+from taskgraft.errors import GraftError
+from taskgraft.grafts.fingerprint import backbone_name, check_backbone, fingerprint
+from taskgraft.methods import Adapter, Method, NormsOnly, method_from_json
+from taskgraft.nn.heads import Head
+
+FORMAT = 1
+RECORD, TENSORS = "graft.json", "graft.safetensors"
+STATE = (".inside_mean", ".inside_var")  # running statistics: saved, but not parameters
+PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
+AGAIN = "copy the graft again, or train it again"
+NEVER_PICKLES = "taskgraft never loads pickles, since they can run any code: ask for the graft as safetensors."
+
+# What graft.json must hold for a graft to be read; further keys are welcome.
+NEEDED: dict[str, type | tuple[type, ...]] = {
+    "method": dict,
+    "head": (dict, type(None)),
+    "head.kind": str,
+    "head.labels": list,
+    "task": dict,
+    "metrics": dict,
+    "training": dict,
+    "created": str,
+    "parameters": int,
+    "backbone": dict,
+    "backbone.name": str,
+    "backbone.sha256": str,
+    "backbone.signs": str,
+    "backbone.dtype": str,
+    "tensors": dict,
+    "tensors.sha256": str,
+    "tensors.bytes": int,
+}
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+@dataclass(frozen=True, eq=False)
+class Graft:
+    """One task's weights, by the names `Grafts.read` gives them, with its method, head, backbone and history."""
+
+    name: str
+    method: Method
+    head: Head | None
+    tensors: dict[str, Tensor] = field(repr=False)
+    backbone: dict[str, Any]  # its name, and the fields of its Fingerprint
+    metrics: dict[str, Any] = field(default_factory=dict)
+    training: dict[str, Any] = field(default_factory=dict)
+    task: dict[str, Any] = field(default_factory=dict)
+    created: str = field(default_factory=now)
+
+    @classmethod
+    def from_model(
+        cls,
+        model: Any,
+        task: str,
+        *,
+        metrics: Mapping[str, Any] | None = None,
+        training: Mapping[str, Any] | None = None,
+        task_record: Mapping[str, Any] | None = None,
+    ) -> Graft:
+        """A copy of one task of a grafted model, on the CPU."""
+        grafts = api.grafts_of(model)
+        entry = grafts.require(task)
+        return cls(
+            name=task,
+            method=entry.method,
+            head=entry.head,
+            tensors={name: value.cpu().contiguous() for name, value in grafts.read(task).items()},
+            backbone={"name": backbone_name(model), **dataclasses.asdict(fingerprint(model))},
+            metrics=dict(metrics or {}),
+            training=dict(training or {}),
+            task=dict(task_record or {}),
+        )
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers were trained: what `tg.count` says of the method."""
+        return sum(value.numel() for name, value in self.tensors.items() if not name.endswith(STATE))
+
+    @property
+    def sites(self) -> list[str]:
+        """Where its weights go: "encoder.0.attention", "norm.embeddings.LayerNorm", "head"."""
+        return list(dict.fromkeys(name.rpartition(".")[0] for name in self.tensors))
+
+    def save(self, path: str | PathLike[str]) -> int:
+        """Write it as STORE/NAME and return the version it became; earlier versions of NAME are kept."""
+        from taskgraft.grafts.store import Store
+
+        folder = Path(path)
+        return Store(folder.parent).put(self, name=folder.name)
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything but the tensors, for graft.json."""
+        return {
+            "name": self.name,
+            "method": self.method.to_json(),
+            "head": None if self.head is None else self.head.to_json(),
+            "sites": self.sites,
+            "task": self.task,
+            "metrics": self.metrics,
+            "training": self.training,
+            "created": self.created,
+            "backbone": self.backbone,
+            "parameters": self.parameters,
+        }
+
+    @classmethod
+    def from_json(cls, name: str, record: Mapping[str, Any], tensors: dict[str, Tensor]) -> Graft:
+        """From what `to_json` wrote, under the name that it has now."""
+        head = record["head"]
+        return cls(
+            name=name,
+            method=method_from_json(record["method"]),
+            head=None if head is None else Head(head["kind"], tuple(head["labels"])),
+            tensors=tensors,
+            **{key: record[key] for key in ("backbone", "metrics", "training", "task", "created")},
+        )
+
+
+def get_graft(
+    model: Any,
+    task: str,
+    *,
+    metrics: Mapping[str, Any] | None = None,
+    training: Mapping[str, Any] | None = None,
+    task_record: Mapping[str, Any] | None = None,
+) -> Graft:
+    """Take a copy of a task off a grafted model, ready to be saved; the model stays as it is."""
+    return Graft.from_model(model, task, metrics=metrics, training=training, task_record=task_record)
+
+
+def load_graft(path: str | PathLike[str]) -> Graft:
+    """Read the graft STORE/NAME, after checking that its files are whole."""
+    from taskgraft.grafts.store import Store
+
+    folder = Path(path)
+    return Store(folder.parent).get(folder.name)
+
+
+def add_graft(
+    model: Any, graft: Graft | str | PathLike[str], name: str | None = None, *, other_precision: bool = False
+) -> None:
+    """Put a saved graft on a model, at rest: it serves, and trains only when `tg.train_only` says so.
+
+    The backbone must be the one it was made for; `other_precision` also takes that one rounded to another float type.
+    A model that carries no grafts yet becomes a grafted one.
+    """
+    if not isinstance(graft, Graft):
+        graft = load_graft(graft)
+    bare = getattr(model, "taskgraft", None) is None
+    if bare:
+        api.graft(model, graft.method, tasks=())
+    try:
+        reads_pooler = graft.method.pooling == "pooler" and graft.head is not None and not graft.head.per_token
+        check_backbone(model, graft.name, graft.backbone, reads_pooler, other_precision)
+        method = unshared(graft.method)
+        api.grafts_of(model).add(graft.name if name is None else name, method, graft.head, weights=graft.tensors)
+    except Exception:
+        if bare:
+            api.ungraft(model)
+        raise
+
+
+def unshared(method: Method) -> Method:
+    """The method of a copy of its own: weights that were shared while training are saved with each task."""
+    shared_norms = method.trained_norms == "shared"
+    if isinstance(method, Adapter) and method.norm_after == "shared":
+        method = dataclasses.replace(method, norm_after="own")
+    if isinstance(method, (Adapter, NormsOnly)) and shared_norms:
+        method = dataclasses.replace(method, norms="all")
+    return method
+
+
+# -- files
+
+
+def encode(graft: Graft) -> dict[str, bytes]:
+    """The two files of a graft, in full, before anything is written."""
+    tensors = safetensors.torch.save(graft.tensors, metadata={"format": "pt"})
+    record = {
+        "format": FORMAT,
+        **graft.to_json(),
+        "packages": package_versions(),
+        "tensors": {"file": TENSORS, "sha256": hashlib.sha256(tensors).hexdigest(), "bytes": len(tensors)},
+    }
+    try:
+        return {RECORD: json.dumps(record, indent=1, ensure_ascii=False).encode(), TENSORS: tensors}
+    except (TypeError, ValueError) as error:
+        raise GraftError(
+            f"the metrics, training or task record of graft {graft.name!r} cannot be written as JSON: {error}; "
+            "use plain numbers, strings, lists and dicts."
+        ) from error
+
+
+def package_versions() -> dict[str, str]:
+    known = {"python": platform.python_version()}
+    for package in ("taskgraft", "torch", "transformers"):
+        try:
+            known[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return known
+
+
+def read_record(name: str, folder: Path) -> tuple[dict[str, Any], int]:
+    """graft.json, once it is known to hold what a graft needs, and its size in bytes."""
+    raw = read_file(name, folder, RECORD)
+    try:
+        record = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise GraftError(f"{RECORD} of graft {name!r} is not JSON ({error}): {AGAIN}.") from error
+    written = record.get("format") if isinstance(record, dict) else None
+    if not isinstance(written, int):
+        raise GraftError(f"{RECORD} of graft {name!r} does not say which format it is in: {AGAIN}.")
+    if written > FORMAT:
+        raise GraftError(f"graft {name!r} is in format {written} and this version reads {FORMAT}: update taskgraft.")
+    for key, kind in NEEDED.items():
+        parent, _, child = key.rpartition(".")
+        holder = record[parent] if parent else record
+        if holder is not None and not isinstance(holder.get(child, ...), kind):  # None: no head
+            raise GraftError(f"{RECORD} of graft {name!r} has no valid {key!r}: {AGAIN}.")
+    return record, len(raw)
+
+
+def read_graft(name: str, folder: Path) -> Graft:
+    """Both files of a folder, checked: nothing of a graft that is not whole gets past here."""
+    record, _ = read_record(name, folder)
+    data = read_file(name, folder, TENSORS)
+    if data.startswith((b"\x80", b"PK")) and not begins_like_safetensors(data):
+        raise GraftError(f"{TENSORS} of graft {name!r} is a pickle: {NEVER_PICKLES}")
+    stated = record["tensors"]
+    if len(data) != stated["bytes"] or hashlib.sha256(data).hexdigest() != stated["sha256"]:
+        raise GraftError(
+            f"{TENSORS} of graft {name!r} was truncated or changed since it was written "
+            f"({len(data)} bytes, {stated['bytes']} were written): {AGAIN}."
+        )
+    try:
+        tensors = safetensors.torch.load(data)
+    except SafetensorError as error:
+        raise GraftError(f"{TENSORS} of graft {name!r} is not a safetensors file ({error}): {AGAIN}.") from error
+    return Graft.from_json(name, record, tensors)
+
+
+def begins_like_safetensors(data: bytes) -> bool:
+    """Eight bytes of the header's length, which may look like a pickle's first, then JSON."""
+    return data[8:9] == b"{" and int.from_bytes(data[:8], "little") <= len(data) - 8
+
+
+def read_file(name: str, folder: Path, file: str) -> bytes:
+    try:
+        return (folder / file).read_bytes()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        found = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+        pickles = [other for other in found if other.endswith(PICKLES)]
+        reason = f"it has {pickles[0]}, and {NEVER_PICKLES}" if pickles else f"{AGAIN}."
+        raise GraftError(f"graft {name!r} has no {file} in {folder}: {reason}") from error
+    except OSError as error:
+        raise GraftError(f"{file} of graft {name!r} could not be read: {error}.") from error

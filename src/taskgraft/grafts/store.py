@@ -1,0 +1,326 @@
+"""A folder of grafts that is whole at every moment, whoever is killed when.
+
+    STORE/NAME -> .versions/<hex>/000002      a relative link to the version in use
+    STORE/.versions/<hex>/000001/             graft.json and graft.safetensors, never changed once they are there
+    STORE/.tmp/                               what is being written or thrown away
+    STORE/.lock                               held by a writer while it lives; readers never wait
+
+There is no index: reading or writing one graft touches that graft alone, however many others there are.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from taskgraft.backbones.insert import check_task_name
+from taskgraft.errors import GraftError
+from taskgraft.grafts.graft import TENSORS, Graft, encode, read_graft, read_record
+
+LINK = re.compile(r"\.versions/([0-9a-f]{32})/(\d{6,})")
+
+Names = list[str]
+Versions = list[int]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A line of the store's listing; `error` says why a graft cannot be read, and the rest is then empty."""
+
+    name: str
+    version: int | None = None  # None: a plain folder
+    bytes: int = 0
+    created: str = ""
+    method: str = ""
+    metrics: dict[str, Any] = field(default_factory=dict)
+    parameters: int = 0
+    error: str | None = None
+
+
+Entries = list[Entry]
+
+
+@dataclass(frozen=True)
+class Found:
+    """Where a name leads: the folder of its files and, if the store wrote it, the versions it is one of."""
+
+    folder: Path
+    lineage: Path | None = None
+    version: int | None = None
+
+
+class Store:
+    """Grafts by name in a folder, which is made by the first `put`."""
+
+    def __init__(self, folder: str | PathLike[str]) -> None:
+        self.folder = Path(folder)
+
+    # -- reading
+
+    def get(self, name: str, version: int | None = None) -> Graft:
+        """The graft of this name, in its current version or in an earlier one, once its files are known to be whole."""
+        found = self._version(name, version)
+        while True:
+            try:
+                return read_graft(name, found.folder)
+            except GraftError:
+                again = self._version(name, version)
+                if again == found:
+                    raise
+                found = again  # replaced and pruned while it was read
+
+    def names(self) -> Names:
+        if not self.folder.is_dir():
+            return []
+        with os.scandir(self.folder) as entries:
+            return sorted(e.name for e in entries if e.name[0] != "." and (e.is_symlink() or e.is_dir()))
+
+    def list(self) -> Entries:
+        """What the store holds, by name, from each graft.json alone."""
+        return [self._entry(name) for name in self.names()]
+
+    def versions(self, name: str) -> Versions:
+        """The versions that are kept of a graft, oldest first; a plain folder has none."""
+        return numbers(self._require(name).lineage)
+
+    def __contains__(self, name: str) -> bool:
+        return self._find(name) is not None
+
+    def __len__(self) -> int:
+        return len(self.names())
+
+    # -- writing
+
+    def put(self, graft: Graft, name: str | None = None) -> int:
+        """Write a graft as the new current version of a name, and return the version's number."""
+        name = graft.name if name is None else name
+        self._check_is_ours(name)
+        files = encode(replace(graft, name=name))
+        with self._writing(create=True):
+            self._check_is_ours(name)
+            found = self._find(name)
+            lineage = found.lineage if found and found.lineage else self.folder / ".versions" / uuid.uuid4().hex
+            draft = self._temporary()
+            try:
+                draft.mkdir()
+                for file, content in files.items():
+                    with open(draft / file, "xb") as stream:
+                        stream.write(content)
+                        stream.flush()
+                        os.fsync(stream.fileno())
+                sync(draft)
+                lineage.mkdir(parents=True, exist_ok=True)
+                version = max(numbers(lineage), default=0) + 1
+                os.rename(draft, version_folder(lineage, version))
+            except BaseException:
+                shutil.rmtree(draft, ignore_errors=True)
+                raise
+            sync(lineage)
+            sync(lineage.parent)
+            self._point(name, lineage, version)
+        return version
+
+    def rollback(self, name: str, version: int | None = None) -> int:
+        """Make an earlier version the current one (the one before it, if none is named), and return its number."""
+        with self._writing():
+            found = self._require(name)
+            if version is None:
+                earlier = [n for n in numbers(found.lineage) if found.version is not None and n < found.version]
+                if not earlier:
+                    raise GraftError(f"graft {name!r} has no version before the current one to go back to.")
+                version = earlier[-1]
+            self.get(name, version)
+            assert found.lineage is not None  # else `get` had no version to find
+            self._point(name, found.lineage, version)
+        return version
+
+    def rename(self, old: str, new: str) -> None:
+        """Give a graft, with all its versions, another name."""
+        check_task_name(new)
+        with self._writing():
+            self._require(old)
+            if os.path.lexists(self.folder / new):
+                raise GraftError(f"{new!r} is already in the store {self.folder}: choose another name, or remove it.")
+            os.rename(self.folder / old, self.folder / new)
+            sync(self.folder)
+
+    def remove(self, name: str) -> None:
+        """Delete a graft and all its versions."""
+        with self._writing():
+            found = self._require(name)
+            path = self.folder / name
+            if path.is_symlink():
+                os.unlink(path)
+                sync(self.folder)
+                if found.lineage is not None and found.lineage.is_dir() and found.lineage not in self._in_use():
+                    self._discard(found.lineage)
+            else:
+                self._discard(path)
+
+    def prune(self, name: str | None = None, keep: int = 1) -> int:
+        """Delete all versions but the current and the newest `keep` of one graft or of all; return how many went.
+
+        What killed writers left behind goes too.
+        """
+        if keep < 0:
+            raise GraftError(f"keep={keep} must not be negative: 0 keeps the current version alone.")
+        with self._writing():
+            if name is not None:
+                lineage = self._require(name).lineage
+                lineages = [] if lineage is None else [lineage]
+            else:
+                lineages = contents(self.folder / ".versions")
+            in_use, pruned = self._in_use(), 0
+            for lineage in lineages:
+                versions = numbers(lineage)
+                if lineage not in in_use:  # its writer was killed before it had a name, or after it lost it
+                    self._discard(lineage)
+                    pruned += len(versions)
+                    continue
+                for version in versions[: max(len(versions) - keep, 0)]:
+                    if version not in in_use[lineage]:
+                        self._discard(version_folder(lineage, version))
+                        pruned += 1
+            for leftover in contents(self.folder / ".tmp"):
+                delete(leftover)
+        return pruned
+
+    # -- names and versions
+
+    def _find(self, name: str) -> Found | None:
+        check_task_name(name)
+        path = self.folder / name
+        if not path.is_symlink():
+            return Found(path) if path.is_dir() else None
+        target = os.readlink(path)
+        match = LINK.fullmatch(target)
+        if match is None:
+            return Found(self.folder / target)
+        return Found(self.folder / target, self.folder / ".versions" / match[1], int(match[2]))
+
+    def _require(self, name: str) -> Found:
+        found = self._find(name)
+        if found is None:
+            raise GraftError(f"no graft named {name!r} is in the store {self.folder}: Store.names() tells which are.")
+        return found
+
+    def _version(self, name: str, version: int | None) -> Found:
+        found = self._require(name)
+        if version is None:
+            return found
+        kept = numbers(found.lineage)
+        if found.lineage is None or version not in kept:
+            known = ", ".join(map(str, kept)) or "no numbered versions"
+            raise GraftError(f"graft {name!r} has no version {version}: the store has {known}.")
+        return Found(version_folder(found.lineage, version), found.lineage, version)
+
+    def _check_is_ours(self, name: str) -> None:
+        found = self._find(name)
+        if found.lineage is None if found else os.path.lexists(self.folder / name):
+            raise GraftError(
+                f"{self.folder / name} was not written by a store, so it has no versions to add to: "
+                "remove it or rename it first (Store.remove, Store.rename), or save under another name."
+            )
+
+    def _in_use(self) -> dict[Path, set[int]]:
+        """By lineage, the versions that names lead to: one for each, unless someone copied a link."""
+        used: dict[Path, set[int]] = {}
+        for path in contents(self.folder):
+            match = LINK.fullmatch(os.readlink(path)) if path.is_symlink() else None
+            if match is not None:
+                used.setdefault(self.folder / ".versions" / match[1], set()).add(int(match[2]))
+        return used
+
+    def _entry(self, name: str) -> Entry:
+        try:
+            found = self._require(name)
+            record, size = read_record(name, found.folder)
+            tensors = (found.folder / TENSORS).stat().st_size
+        except (GraftError, OSError) as error:
+            return Entry(name, error=str(error))
+        if tensors != record["tensors"]["bytes"]:
+            return Entry(name, error=f"{TENSORS} of graft {name!r} was truncated or changed since it was written.")
+        return Entry(
+            name,
+            found.version,
+            size + tensors,
+            record["created"],
+            str(record["method"].get("method")),
+            record["metrics"],
+            record["parameters"],
+        )
+
+    # -- changes on disk
+
+    @contextmanager
+    def _writing(self, create: bool = False) -> Iterator[None]:
+        """One writer at a time: the system lets go of the lock when a writer dies, so .tmp is then nobody's."""
+        with ExitStack() as stack:
+            try:
+                if create and not self.folder.is_dir():
+                    self.folder.mkdir(parents=True, exist_ok=True)
+                    sync(self.folder.parent)
+                lock = self.folder / ".lock"
+                if create or lock.exists():  # without one, no store has ever written here
+                    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
+                    stack.callback(os.close, descriptor)
+                    fcntl.flock(descriptor, fcntl.LOCK_EX)
+                yield
+            except OSError as error:
+                raise GraftError(f"the store {self.folder} could not be changed: {error}.") from error
+
+    def _temporary(self) -> Path:
+        folder = self.folder / ".tmp"
+        folder.mkdir(exist_ok=True)
+        return folder / uuid.uuid4().hex
+
+    def _point(self, name: str, lineage: Path, version: int) -> None:
+        """Make a version the current one, in a single step."""
+        link = self._temporary()
+        os.symlink(os.path.join(".versions", lineage.name, f"{version:06d}"), link)
+        os.replace(link, self.folder / name)
+        sync(self.folder)
+
+    def _discard(self, path: Path) -> None:
+        """Take a folder away in a single step, then delete it."""
+        trash = self._temporary()
+        os.rename(path, trash)
+        sync(path.parent)
+        delete(trash)
+
+
+def version_folder(lineage: Path, version: int) -> Path:
+    return lineage / f"{version:06d}"
+
+
+def numbers(lineage: Path | None) -> Versions:
+    return sorted(int(path.name) for path in contents(lineage) if path.name.isdigit()) if lineage else []
+
+
+def contents(folder: Path) -> list[Path]:
+    return list(folder.iterdir()) if folder.is_dir() else []
+
+
+def delete(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def sync(folder: Path) -> None:
+    """Make the names in a folder survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,190 @@
+"""The per-slot optimiser: equal to torch's AdamW for a task alone, and blind to tasks without rows."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from families import batch, build, perturb
+
+import taskgraft as tg
+
+
+def grafted(tasks: list[str], **changes: Any) -> Any:
+    model = build("bert", torch.float64)
+    method = tg.Adapter(size=4, head_dropout=0.0, **changes)
+    tg.graft(model, method, {name: 2 for name in tasks})
+    return perturb(model, seed=1, only=lambda path: ".bank." in path or path.startswith("taskgraft_heads"))
+
+
+def backward(model: Any, rows: list[str], seed: int, scale: float = 1.0) -> None:
+    inputs = batch(model, rows=len(rows), seed=seed)
+    labels = torch.randint(0, 2, (len(rows),), generator=torch.Generator().manual_seed(seed))
+    with tg.rows(model, rows):
+        (scale * len(rows) * tg.loss(model, model(**inputs), labels)).backward()
+
+
+def snapshot(model: Any, task: str) -> dict[str, torch.Tensor]:
+    return {key: value.clone() for key, value in model.taskgraft.read(task).items()}
+
+
+def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+
+
+def moments(optimizer: tg.AdamW, task: str) -> list[torch.Tensor]:
+    number = optimizer.owners.index(task)
+    found = []
+    for group in optimizer.param_groups:
+        for parameter, slots in zip(group["params"], group["slots"], strict=True):
+            state = optimizer.state[parameter]
+            if state and number in slots:
+                place = slots.index(number)
+                found += [state[key][place].clone() for key in ("step", "exp_avg", "exp_avg_sq")]
+    return found
+
+
+def test_one_task_alone_steps_as_torch_adamw_does() -> None:
+    ours, theirs = grafted(["a"]), grafted(["a"])
+    named = tg.trainable(theirs)
+    decayed = [p for path, p in named.items() if path.rpartition(".")[2] in ("down", "up") or path.startswith("taskgraft") and path.endswith("weight")]
+    others = [p for p in named.values() if not any(p is q for q in decayed)]
+    reference = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}], lr=1e-2, eps=1e-6
+    )
+    optimizer = tg.AdamW(ours, lr=1e-2, weight_decay=0.1)
+    for step in range(10):
+        for model, opt in ((ours, optimizer), (theirs, reference)):
+            opt.zero_grad()
+            backward(model, ["a"] * 4, step)
+            opt.step()
+    for path, parameter in tg.trainable(ours).items():
+        assert torch.allclose(parameter, named[path], rtol=1e-9, atol=1e-12), path
+
+
+def test_a_task_without_rows_changes_in_no_bit() -> None:
+    """B has trained before, so it has moments; then 50 steps on rows of A only, with decay."""
+    model = grafted(["a", "b"])
+    optimizer = tg.AdamW(model, lr=1e-2, weight_decay=0.1, clip_norm=1.0)
+    for step in range(3):
+        optimizer.zero_grad()
+        backward(model, ["a", "b", "b"], step)
+        optimizer.step()
+    weights, state = snapshot(model, "b"), moments(optimizer, "b")
+    assert any(value.abs().sum() > 0 for value in state)
+    started = snapshot(model, "a")
+    for step in range(50):
+        optimizer.zero_grad(set_to_none=bool(step % 2))
+        backward(model, ["a", "a"], step)
+        optimizer.step()
+    assert equal(weights, snapshot(model, "b"))
+    assert all(torch.equal(x, y) for x, y in zip(state, moments(optimizer, "b"), strict=True))
+    assert not equal(started, snapshot(model, "a"))
+
+
+def test_tasks_trained_together_equal_each_trained_alone() -> None:
+    """Own learning rates, own clipping, unequal numbers of steps."""
+    rates, clips = {"a": 1e-2, "b": 3e-3}, {"a": 0.05, "b": 1e9}
+    schedule = [["a", "b"], ["a", "a"], ["b"], ["a", "b", "b"], ["a"]]
+    together = grafted(["a", "b"])
+    optimizer = tg.AdamW(together, lr=rates, clip_norm=clips, weight_decay=0.1)
+    for step, rows in enumerate(schedule):
+        optimizer.zero_grad()
+        backward(together, rows, step)
+        optimizer.step()
+    for task in ("a", "b"):
+        alone = grafted(["a", "b"])
+        tg.train_only(alone, task)
+        single = tg.AdamW(alone, lr=rates[task], clip_norm=clips[task], weight_decay=0.1)
+        for step, rows in enumerate(schedule):
+            if task in rows:
+                single.zero_grad()
+                backward(alone, rows, step)
+                single.step()
+        for key, value in together.taskgraft.read(task).items():
+            assert torch.allclose(value, alone.taskgraft.read(task)[key], rtol=1e-10, atol=1e-12), key
+
+
+def test_a_tiny_gradient_is_still_a_gradient() -> None:
+    model = grafted(["a"])
+    optimizer = tg.AdamW(model, lr=1e-2)
+    before = snapshot(model, "a")
+    backward(model, ["a"], 0, scale=1e-30)
+    optimizer.step()
+    assert not equal(before, snapshot(model, "a"))
+
+
+def test_a_task_that_is_held_still_does_not_change() -> None:
+    model = grafted(["a", "b"])
+    optimizer = tg.AdamW(model, lr=1e-2)
+    optimizer.set_active("a", False)
+    before, other = snapshot(model, "a"), snapshot(model, "b")
+    backward(model, ["a", "b"], 0)
+    assert min(optimizer.gradient_norms().values()) > 0
+    optimizer.step()
+    assert equal(before, snapshot(model, "a")) and not equal(other, snapshot(model, "b"))
+
+
+def test_state_saves_and_loads_to_the_bit() -> None:
+    model = grafted(["a", "b"])
+    optimizer = tg.AdamW(model, lr=1e-2)
+
+    def steps(model: Any, optimizer: tg.AdamW, first: int, last: int) -> None:
+        for step in range(first, last):
+            optimizer.zero_grad()
+            backward(model, ["a", "b"] if step % 2 else ["a"], step)
+            optimizer.step()
+
+    steps(model, optimizer, 0, 3)
+    optimizer.set_active("b", False)
+    twin = copy.deepcopy(model)
+    resumed = tg.AdamW(twin, lr=1e-2)
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    steps(model, optimizer, 3, 7)
+    steps(twin, resumed, 3, 7)
+    for task in ("a", "b"):
+        assert equal(snapshot(model, task), snapshot(twin, task))
+
+
+def test_shared_weights_step_as_a_slot_of_their_own() -> None:
+    model = grafted(["a", "b"], norm_after="shared")
+    optimizer = tg.AdamW(model, lr=1e-2)
+    assert optimizer.owners == ["a", "b", "(shared)"]
+    before = snapshot(model, "b")
+    backward(model, ["a"], 0)
+    optimizer.step()
+    after = snapshot(model, "b")
+    changed = {key for key in before if not torch.equal(before[key], after[key])}
+    assert changed and all(".after_" in key or key.startswith("norm.") for key in changed)
+
+
+@pytest.mark.parametrize("method", [tg.FullFineTuning(), tg.TopLayers(k=1)])
+def test_the_baselines_train_the_backbone_and_give_it_back(method: Any) -> None:
+    model = build("bert")
+    original = {key: value.clone() for key, value in model.state_dict().items()}
+    tg.graft(model, method, {"a": 2})
+    trained = {path for path in tg.trainable(model) if not path.startswith("taskgraft_heads")}
+    everything = {path for path, _ in model.named_parameters() if not path.startswith("taskgraft_heads")}
+    top = {path for path in everything if path.startswith("encoder.layer.1.")}
+    assert trained == (everything if isinstance(method, tg.FullFineTuning) else top)
+    assert sum(p.numel() for p in tg.trainable(model).values()) == tg.count(method, model.config, labels=2)
+    optimizer = tg.AdamW(model, lr=1e-2)
+    backward(model, ["a", "a"], 0)
+    optimizer.step()
+    now = model.state_dict()
+    assert any(not torch.equal(original[key], now[key]) for key in original)
+    tg.ungraft(model)
+    assert all(torch.equal(original[key], value) for key, value in model.state_dict().items())
+
+
+def test_wrong_names_are_refused() -> None:
+    model = grafted(["a"])
+    with pytest.raises(tg.GraftError, match="not being trained"):
+        tg.AdamW(model, lr={"a": 1e-3, "z": 1e-3})
+    with pytest.raises(tg.GraftError, match="no value for"):
+        tg.AdamW(grafted(["a", "b"]), lr={"a": 1e-3})
+    tg.train_only(model, [])
+    with pytest.raises(tg.GraftError, match="train_only"):
+        tg.AdamW(model)
