@@ -20,7 +20,7 @@ D = 12
 
 
 def one_row(x: Tensor, w: dict[str, Tensor], form: Form, x_in: Tensor) -> Tensor:
-    """FACTS, section 1, for one row [length, d] and one task's weights."""
+    """The equations of docs/methods.md for one row [length, d] and one task's weights."""
 
     def norm(h: Tensor, kind: str) -> Tensor:
         mean, var = h.mean(-1, keepdim=True), h.var(-1, unbiased=False, keepdim=True)

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers.utils import ModelOutput
 
 from taskgraft.errors import GraftError
-from taskgraft.nn.heads import Head, pool, row_losses
+from taskgraft.nn.heads import IGNORED, Head, pool, row_losses
 from taskgraft.nn.rows import Route, bind
 
 if TYPE_CHECKING:
@@ -92,7 +92,11 @@ def forward_with_heads(
     logits, token_logits = apply_heads(grafts, hidden, mask, route, own)
     loss = None
     if labels is not None:
-        losses, counted = row_losses(logits, token_logits, labels, grafts.heads_of(route, hidden.shape[0]))
+        names = grafts.names_in(route, hidden.shape[0])
+        heads = grafts.heads_of(names)
+        if not torch.compiler.is_compiling():
+            check_labels(labels, heads, names)
+        losses, counted = row_losses(logits, token_logits, labels, heads)
         loss = losses.sum() / counted.sum().clamp(min=1)
     return GraftOutput(
         loss=loss,
@@ -193,6 +197,16 @@ def keep_rows_when_checkpointing(grafts: Grafts) -> None:
             module.__dict__["_gradient_checkpointing_func"] = KeepRows(checkpoint, grafts)
 
 
+def check_labels(labels: Tensor, heads: Sequence[Head | None], names: Sequence[str | None]) -> None:
+    """Name the first label that is no class of its row's task (on the CPU, where looking costs nothing)."""
+    if labels.device.type != "cpu" or labels.shape[0] != len(heads):
+        return
+    first = (labels if labels.dim() == 1 else labels[:, 0]).tolist()
+    for label, head, name in zip(first, heads, names, strict=True):
+        if head is not None and head.kind == "classification" and label != IGNORED and not 0 <= label < head.width:
+            raise GraftError(f"label {label:g} is not a class of task {name!r}, which has 0 to {head.width - 1}.")
+
+
 def loss(
     model: Any,
     output: GraftOutput,
@@ -213,7 +227,9 @@ def loss(
     some = output.logits if output.logits is not None else output.token_logits
     if some is None:
         raise GraftError("this output has no logits of a task's head, so there is nothing to compute a loss from.")
-    heads: list[Head | None] = grafts.heads_of(route, some.shape[0])
+    names = grafts.names_in(route, some.shape[0])
+    heads = grafts.heads_of(names)
+    check_labels(labels, heads, names)
     losses, counted = row_losses(output.logits, output.token_logits, labels, heads, label_smoothing)
     if reduction == "none":
         return losses

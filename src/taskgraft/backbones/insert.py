@@ -42,13 +42,21 @@ class Kind:
         widest = max(sizes)
         return widest if len(sizes) == 1 or self.exact_width else 1 << (widest - 1).bit_length()
 
-    def add(self, task: str, size: int, weights: Mapping[str, Mapping[str, Tensor]]) -> None:
+    def add(self, task: str, size: int, weights: Mapping[str, Tensor]) -> None:
         width = self.width_for(size)
         slot = self.slots.take(task, size)
         for name, bank in self.banks.items():
             if width > bank.width:
                 bank.widen(width)
-            bank.write(slot, weights[name])
+            bank.write(slot, {tensor: weights[f"{name}.{tensor}"] for tensor in bank.weights})
+
+    def shapes(self, size: int) -> dict[str, tuple[int, ...]]:
+        """What a task of this size has to bring, by name on disk."""
+        return {
+            f"{name}.{tensor}": weight.shape
+            for name, bank in self.banks.items()
+            for tensor, weight in bank.layout(size).items()
+        }
 
     def remove(self, task: str) -> None:
         self.slots.release(task)
@@ -171,10 +179,14 @@ class Grafts:
             raise GraftError(f"task_ids {unknown} are of no task on this model: tg.task_ids gives those of names.")
         return [numbers[i] for i in ids]
 
-    def heads_of(self, route: Route, rows: int) -> list[Head | None]:
-        names = route.names if len(route.names) == rows else route.names * rows
+    def names_in(self, route: Route, rows: int) -> tuple[str | None, ...]:
+        """The task of each row of an output."""
+        names = route.names * rows if route.length is None else route.names
         if len(names) != rows:
-            raise GraftError(f"{len(route.names)} rows were named for an output of {rows}.")
+            raise GraftError(f"{len(names)} rows were named for an output of {rows}.")
+        return names
+
+    def heads_of(self, names: Sequence[str | None]) -> list[Head | None]:
         return [None if name is None else self.tasks[name].head for name in names]
 
     @property
@@ -198,20 +210,21 @@ class Grafts:
             raise GraftError(f"a task named {name!r} is already on this model: choose another name, or remove it.")
         self._check_company(name, method)
         method = self._resolve(method, head)
-        generator = torch.Generator().manual_seed(seed)
-        plan: list[tuple[Kind, int, dict[str, dict[str, Tensor]]]] = []
+        plan: list[tuple[Kind, int]] = []
         if isinstance(method, Adapter):
-            plan.append(self._plan_adapters(method, generator))
+            plan.append((self._adapter_kind(method), method.bottleneck_size(self.width)))
         if method.trained_norms != "none":
-            plan.append(self._plan_norms(method))
+            plan.append((self._norm_kind(method.trained_norms), 0))
         if head is not None:
-            plan.append(self._plan_head(method, head, generator))
-        if weights is not None:
-            plan = self._fill(name, plan, weights)
-        for kind, size, values in plan:
-            kind.add(name, size, values)
+            plan.append((self._head_kind(method, head), head.width))
+        if weights is None:
+            weights = self._fresh_weights(method, plan, torch.Generator().manual_seed(seed))
+        else:
+            check_weights(name, plan, weights)
+        for kind, size in plan:
+            kind.add(name, size, weights)
         self._numbers += 1
-        self.tasks[name] = GraftedTask(method, head, tuple(kind.key for kind, *_ in plan), self._numbers)
+        self.tasks[name] = GraftedTask(method, head, tuple(kind.key for kind, _ in plan), self._numbers)
         self._refresh()
 
     def remove(self, name: str) -> None:
@@ -239,20 +252,24 @@ class Grafts:
             self.require(name)
         if len(set(names)) != len(names):
             raise GraftError(f"{list(names)} names a task twice.")
-        dropout = {self.tasks[name].method.backbone_dropout for name in names}
-        if len(dropout) > 1:
-            raise GraftError("tasks with and without backbone_dropout cannot be trained together: make them agree.")
+        methods = [self.tasks[name].method for name in names]
+        self.check_trained_together(methods)
         for kind in self.kinds.values():
             kind.train(names)
         self.trained = list(names)
-        self._set_dropout(on=dropout != {False})
-        trained = self.backbone_parameters(self.tasks[names[0]].method) if len(names) == 1 else {}
+        self._set_dropout(on=not methods or methods[0].backbone_dropout)
+        trained = self.backbone_parameters(methods[0]) if len(methods) == 1 else {}
         for path, parameter in self.model.named_parameters():
             if path in self.backbone_keys or path in self._required_grad:
                 parameter.requires_grad_(path in trained)
         self._snapshot = self._snapshot or {path: p.detach().clone() for path, p in trained.items()}
         self.model._keys_to_ignore_on_save = self.backbone_keys - set(trained)
         self._refresh()
+
+    @staticmethod
+    def check_trained_together(methods: Sequence[Method]) -> None:
+        if len({method.backbone_dropout for method in methods}) > 1:
+            raise GraftError("tasks with and without backbone_dropout cannot be trained together: make them agree.")
 
     def read(self, name: str) -> dict[str, Tensor]:
         """A task's weights under the names they have on disk."""
@@ -324,9 +341,7 @@ class Grafts:
     def width(self) -> int:
         return int(self.model.config.hidden_size)
 
-    def _plan_adapters(
-        self, method: Adapter, generator: torch.Generator
-    ) -> tuple[Kind, int, dict[str, dict[str, Tensor]]]:
+    def _adapter_kind(self, method: Adapter) -> Kind:
         chosen = [
             site
             for site in self.sites
@@ -337,94 +352,79 @@ class Grafts:
                 f"{type(self.model).__name__} has no site for sites={method.sites} in the layers asked for: "
                 "it has " + ", ".join(sorted({site.name.rpartition(".")[2] for site in self.sites})) + "."
             )
-        form, size = form_of(method), method.bottleneck_size(self.width)
+        form = form_of(method)
         key = kind_key(form.activation, form, [site.name for site in chosen])
-        kind = self.kinds.get(key)
-        if kind is None:
-            kind = self.kinds[key] = Kind(key)
-            for site in chosen:
-                wrapper = self._adapter_site(site)
-                near = next(self.model.get_submodule(site.layer_path).parameters())
-                bank = AdapterBank(form, self.width, size, near.device, float_dtype(near))
-                wrapper.add_bank(key, bank)
-                kind.banks[site.name] = bank
-                if form.parallel:
-                    reads = self.model.get_submodule(f"{site.layer_path}.{site.place.reads}")
-                    hook = functools.partial(remember_input, self.bound, site.name)
-                    self._handles.append(reads.register_forward_pre_hook(hook, with_kwargs=True))
-        values = {
-            site.name: fresh_bottleneck(self.width, size, form, method.init_std, generator) for site in chosen
-        }
-        return kind, size, values
+        if key in self.kinds:
+            return self.kinds[key]
+        kind = self.kinds[key] = Kind(key)
+        for site in chosen:
+            wrapper = self._adapter_site(site)
+            near = next(self.model.get_submodule(site.layer_path).parameters())
+            size = method.bottleneck_size(self.width)
+            bank = AdapterBank(form, self.width, size, near.device, float_dtype(near))
+            wrapper.add_bank(key, bank)
+            kind.banks[site.name] = bank
+            if form.parallel:
+                reads = self.model.get_submodule(f"{site.layer_path}.{site.place.reads}")
+                hook = functools.partial(remember_input, self.bound, site.name)
+                self._handles.append(reads.register_forward_pre_hook(hook, with_kwargs=True))
+        return kind
 
-    def _plan_norms(self, method: Method) -> tuple[Kind, int, dict[str, dict[str, Tensor]]]:
-        scope = method.trained_norms
+    def _norm_kind(self, scope: str) -> Kind:
         key = f"norms_{scope}"
-        kind = self.kinds.get(key)
-        if kind is None:
-            kind = self.kinds[key] = Kind(key)
-            prefix = base_prefix(self.model)
-            layers = tuple(f"{site.layer_path}." for site in self.sites)
-            for path in self._norm_paths:
-                inner = path.removeprefix(prefix)
-                fixed = inner in self.family.fixed_norms
-                if not path.startswith(prefix) or fixed or (scope == "layers" and not path.startswith(layers)):
-                    continue
-                wrapper = self._norm_site(path)
-                bank = NormBank(wrapper.base, shared=scope == "shared")
-                wrapper.add_bank(key, bank)
-                kind.banks[f"norm.{inner}"] = bank
-        values = {name: bank.read(0, 0) for name, bank in kind.banks.items()}
-        trained = kind.slots.trained
-        if scope == "shared" and trained:  # a newcomer joins what the others share
-            values = {name: bank.read(kind.slots.of[trained[0]], 0) for name, bank in kind.banks.items()}
-        return kind, 0, values
+        if key in self.kinds:
+            return self.kinds[key]
+        kind = self.kinds[key] = Kind(key)
+        prefix = base_prefix(self.model)
+        layers = tuple(f"{site.layer_path}." for site in self.sites)
+        for path in self._norm_paths:
+            inner = path.removeprefix(prefix)
+            fixed = inner in self.family.fixed_norms
+            if not path.startswith(prefix) or fixed or (scope == "layers" and not path.startswith(layers)):
+                continue
+            wrapper = self._norm_site(path)
+            bank = NormBank(wrapper.base, shared=scope == "shared")
+            wrapper.add_bank(key, bank)
+            kind.banks[f"norm.{inner}"] = bank
+        return kind
 
-    def _plan_head(
-        self, method: Method, head: Head, generator: torch.Generator
-    ) -> tuple[Kind, int, dict[str, dict[str, Tensor]]]:
+    def _head_kind(self, method: Method, head: Head) -> Kind:
         hidden = method.hidden if isinstance(method, HeadOnly) else None
         group = head.kind if head.per_token else "pooled"
         pooling = "" if head.per_token else str(method.pooling)
         key = kind_key(f"{group}{pooling}", hidden, method.head_dropout)
-        kind = self.head_kinds.get(key)
-        if kind is None:
-            kind = HeadKindOf(key, per_token=head.per_token, spans=head.kind == "spans", pooling=pooling)
-            last = list(self.base_model.parameters())[-1]
-            bank = HeadBank(self.width, hidden, method.head_dropout, head.width, last.device, float_dtype(last))
-            if not hasattr(self.model, HEADS):
-                self.model.add_module(HEADS, nn.ModuleDict())
-            getattr(self.model, HEADS).add_module(key, bank.train(self.model.training))
-            kind.banks["head"] = bank
-            self.kinds[key] = self.head_kinds[key] = kind
-        return kind, head.width, {"head": fresh_head(kind.bank.layout, head.width, generator)}
+        if key in self.head_kinds:
+            return self.head_kinds[key]
+        kind = HeadKindOf(key, per_token=head.per_token, spans=head.kind == "spans", pooling=pooling)
+        last = list(self.base_model.parameters())[-1]
+        bank = HeadBank(self.width, hidden, method.head_dropout, head.width, last.device, float_dtype(last))
+        if not hasattr(self.model, HEADS):
+            self.model.add_module(HEADS, nn.ModuleDict())
+        getattr(self.model, HEADS).add_module(key, bank.train(self.model.training))
+        kind.banks["head"] = bank
+        self.kinds[key] = self.head_kinds[key] = kind
+        return kind
 
-    def _fill(
-        self, name: str, plan: list[tuple[Kind, int, dict[str, dict[str, Tensor]]]], weights: Mapping[str, Tensor]
-    ) -> list[tuple[Kind, int, dict[str, dict[str, Tensor]]]]:
-        """Put given weights where fresh ones were planned, after checking that every name and shape fits."""
-        wanted = {
-            f"{site}.{tensor}": value
-            for _, _, values in plan
-            for site, tensors in values.items()
-            for tensor, value in tensors.items()
-        }
-        missing, surplus = sorted(set(wanted) - set(weights)), sorted(set(weights) - set(wanted))
-        if missing or surplus:
-            raise GraftError(
-                f"the weights of {name!r} do not fit this backbone and method: "
-                f"missing {missing[:3] or 'none'}, not expected {surplus[:3] or 'none'}."
-            )
-        for tensor, value in wanted.items():
-            if value.shape != weights[tensor].shape:
-                raise GraftError(
-                    f"{tensor} of {name!r} has shape {tuple(weights[tensor].shape)}, "
-                    f"but this backbone and method need {tuple(value.shape)}."
-                )
-        return [
-            (kind, size, {site: {t: weights[f"{site}.{t}"] for t in tensors} for site, tensors in values.items()})
-            for kind, size, values in plan
-        ]
+    def _fresh_weights(
+        self, method: Method, plan: Sequence[tuple[Kind, int]], generator: torch.Generator
+    ) -> dict[str, Tensor]:
+        """Initial weights, by name on disk: near-identity adapters, the backbone's own norms, a small head."""
+        weights: dict[str, Tensor] = {}
+        for kind, size in plan:
+            for site, bank in kind.banks.items():
+                if isinstance(bank, AdapterBank):
+                    assert isinstance(method, Adapter)
+                    values = fresh_bottleneck(self.width, size, bank.form, method.init_std, generator)
+                elif isinstance(bank, HeadBank):
+                    values = fresh_head(bank.layout, size, generator)
+                else:
+                    values = bank.read(0, 0)
+                together = kind.slots.trained
+                if together:  # a newcomer joins in what those being trained share
+                    joint = bank.read(kind.slots.of[together[0]], kind.slots.size[together[0]])
+                    values |= {name: joint[name] for name, weight in bank.weights.items() if weight.shared}
+                weights |= {f"{site}.{name}": value for name, value in values.items()}
+        return weights
 
     # -- the backbone's modules
 
@@ -554,6 +554,25 @@ def base_prefix(model: Any) -> str:
     """The path of the headless model inside a model class, with its dot; empty where the model is headless."""
     prefix = model.base_model_prefix
     return f"{prefix}." if prefix and hasattr(model, prefix) else ""
+
+
+def check_weights(name: str, plan: Sequence[tuple[Kind, int]], weights: Mapping[str, Tensor]) -> None:
+    """Refuse weights that do not fit by name and shape, before any of them reaches a model."""
+    wanted: dict[str, tuple[int, ...]] = {}
+    for kind, size in plan:
+        wanted |= kind.shapes(size)
+    missing, surplus = sorted(set(wanted) - set(weights)), sorted(set(weights) - set(wanted))
+    if missing or surplus:
+        raise GraftError(
+            f"the weights of {name!r} do not fit this backbone and method: "
+            f"missing {missing[:3] or 'none'}, not expected {surplus[:3] or 'none'}."
+        )
+    for tensor, shape in wanted.items():
+        if tuple(weights[tensor].shape) != shape:
+            raise GraftError(
+                f"{tensor} of {name!r} has shape {tuple(weights[tensor].shape)}, "
+                f"but this backbone and method need {shape}."
+            )
 
 
 def kind_key(readable: str, *parts: Any) -> str:

@@ -7,7 +7,8 @@ import hashlib
 import importlib.metadata
 import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from os import PathLike
@@ -225,9 +226,10 @@ def package_versions() -> dict[str, str]:
     return known
 
 
-def read_record(name: str, folder: Path) -> tuple[dict[str, Any], int]:
-    """graft.json, once it is known to hold what a graft needs, and its size in bytes."""
-    raw = read_file(name, folder, RECORD)
+def read_record(name: str, folder: Path) -> dict[str, Any]:
+    """graft.json, once it is known to hold what a graft needs."""
+    with explained(name, folder, RECORD) as path:
+        raw = path.read_bytes()
     try:
         record = json.loads(raw)
     except (ValueError, RecursionError) as error:
@@ -242,21 +244,30 @@ def read_record(name: str, folder: Path) -> tuple[dict[str, Any], int]:
         holder = record[parent] if parent else record
         if holder is not None and not isinstance(holder.get(child, ...), kind):  # None: no head
             raise GraftError(f"{RECORD} of graft {name!r} has no valid {key!r}: {AGAIN}.")
-    return record, len(raw)
+    checked: dict[str, Any] = record
+    return checked
+
+
+def read_summary(name: str, folder: Path) -> tuple[dict[str, Any], int]:
+    """graft.json and the size of both files in bytes, without reading the tensors."""
+    record = read_record(name, folder)
+    with explained(name, folder, TENSORS) as path:
+        tensors, rest = path.stat().st_size, (folder / RECORD).stat().st_size
+    if tensors != record["tensors"]["bytes"]:
+        raise GraftError(not_as_written(name, tensors, record))
+    return record, tensors + rest
 
 
 def read_graft(name: str, folder: Path) -> Graft:
     """Both files of a folder, checked: nothing of a graft that is not whole gets past here."""
-    record, _ = read_record(name, folder)
-    data = read_file(name, folder, TENSORS)
+    record = read_record(name, folder)
+    with explained(name, folder, TENSORS) as path:
+        data = path.read_bytes()
     if data.startswith((b"\x80", b"PK")) and not begins_like_safetensors(data):
         raise GraftError(f"{TENSORS} of graft {name!r} is a pickle: {NEVER_PICKLES}")
     stated = record["tensors"]
     if len(data) != stated["bytes"] or hashlib.sha256(data).hexdigest() != stated["sha256"]:
-        raise GraftError(
-            f"{TENSORS} of graft {name!r} was truncated or changed since it was written "
-            f"({len(data)} bytes, {stated['bytes']} were written): {AGAIN}."
-        )
+        raise GraftError(not_as_written(name, len(data), record))
     try:
         tensors = safetensors.torch.load(data)
     except SafetensorError as error:
@@ -264,17 +275,23 @@ def read_graft(name: str, folder: Path) -> Graft:
     return Graft.from_json(name, record, tensors)
 
 
+def not_as_written(name: str, size: int, record: Mapping[str, Any]) -> str:
+    seen = f"{size} bytes, {record['tensors']['bytes']} were written"
+    return f"{TENSORS} of graft {name!r} was truncated or changed since it was written ({seen}): {AGAIN}."
+
+
 def begins_like_safetensors(data: bytes) -> bool:
-    """Eight bytes of the header's length, which may look like a pickle's first, then JSON."""
+    """Eight bytes of the header's length, which may be a pickle's first bytes by chance, then JSON."""
     return data[8:9] == b"{" and int.from_bytes(data[:8], "little") <= len(data) - 8
 
 
-def read_file(name: str, folder: Path, file: str) -> bytes:
+@contextmanager
+def explained(name: str, folder: Path, file: str) -> Iterator[Path]:
+    """The path of a graft's file; if it cannot be read, a sentence that says why."""
     try:
-        return (folder / file).read_bytes()
+        yield folder / file
     except (FileNotFoundError, NotADirectoryError) as error:
-        found = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-        pickles = [other for other in found if other.endswith(PICKLES)]
+        pickles = sorted(path.name for path in folder.glob("*") if path.suffix in PICKLES)
         reason = f"it has {pickles[0]}, and {NEVER_PICKLES}" if pickles else f"{AGAIN}."
         raise GraftError(f"graft {name!r} has no {file} in {folder}: {reason}") from error
     except OSError as error:

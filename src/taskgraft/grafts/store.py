@@ -15,20 +15,21 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from taskgraft.backbones.insert import check_task_name
 from taskgraft.errors import GraftError
-from taskgraft.grafts.graft import TENSORS, Graft, encode, read_graft, read_record
+from taskgraft.grafts.graft import Graft, encode, read_graft, read_summary
 
 LINK = re.compile(r"\.versions/([0-9a-f]{32})/(\d{6,})")
 
-Names = list[str]
+T = TypeVar("T")
+Names = list[str]  # `list` is a method of the store
 Versions = list[int]
 
 
@@ -68,15 +69,7 @@ class Store:
 
     def get(self, name: str, version: int | None = None) -> Graft:
         """The graft of this name, in its current version or in an earlier one, once its files are known to be whole."""
-        found = self._version(name, version)
-        while True:
-            try:
-                return read_graft(name, found.folder)
-            except GraftError:
-                again = self._version(name, version)
-                if again == found:
-                    raise
-                found = again  # replaced and pruned while it was read
+        return self._read(name, version, read_graft)[1]
 
     def names(self) -> Names:
         if not self.folder.is_dir():
@@ -103,20 +96,16 @@ class Store:
     def put(self, graft: Graft, name: str | None = None) -> int:
         """Write a graft as the new current version of a name, and return the version's number."""
         name = graft.name if name is None else name
-        self._check_is_ours(name)
+        self._lineage(name)  # refuse before the lock is made
         files = encode(replace(graft, name=name))
         with self._writing(create=True):
-            self._check_is_ours(name)
-            found = self._find(name)
-            lineage = found.lineage if found and found.lineage else self.folder / ".versions" / uuid.uuid4().hex
+            lineage = self._lineage(name)
             draft = self._temporary()
             try:
                 draft.mkdir()
                 for file, content in files.items():
-                    with open(draft / file, "xb") as stream:
-                        stream.write(content)
-                        stream.flush()
-                        os.fsync(stream.fileno())
+                    (draft / file).write_bytes(content)
+                    sync(draft / file)
                 sync(draft)
                 lineage.mkdir(parents=True, exist_ok=True)
                 version = max(numbers(lineage), default=0) + 1
@@ -190,8 +179,7 @@ class Store:
                     if version not in in_use[lineage]:
                         self._discard(version_folder(lineage, version))
                         pruned += 1
-            for leftover in contents(self.folder / ".tmp"):
-                delete(leftover)
+            shutil.rmtree(self.folder / ".tmp", ignore_errors=True)
         return pruned
 
     # -- names and versions
@@ -199,9 +187,10 @@ class Store:
     def _find(self, name: str) -> Found | None:
         check_task_name(name)
         path = self.folder / name
-        if not path.is_symlink():
+        try:
+            target = os.readlink(path)
+        except OSError:  # not a link, or nothing
             return Found(path) if path.is_dir() else None
-        target = os.readlink(path)
         match = LINK.fullmatch(target)
         if match is None:
             return Found(self.folder / target)
@@ -223,13 +212,17 @@ class Store:
             raise GraftError(f"graft {name!r} has no version {version}: the store has {known}.")
         return Found(version_folder(found.lineage, version), found.lineage, version)
 
-    def _check_is_ours(self, name: str) -> None:
+    def _lineage(self, name: str) -> Path:
+        """Where the next version of a name goes."""
         found = self._find(name)
-        if found.lineage is None if found else os.path.lexists(self.folder / name):
+        if found is not None and found.lineage is not None:
+            return found.lineage
+        if os.path.lexists(self.folder / name):
             raise GraftError(
                 f"{self.folder / name} was not written by a store, so it has no versions to add to: "
-                "remove it or rename it first (Store.remove, Store.rename), or save under another name."
+                "remove it or rename it first, or save under another name."
             )
+        return self.folder / ".versions" / uuid.uuid4().hex
 
     def _in_use(self) -> dict[Path, set[int]]:
         """By lineage, the versions that names lead to: one for each, unless someone copied a link."""
@@ -240,24 +233,25 @@ class Store:
                 used.setdefault(self.folder / ".versions" / match[1], set()).add(int(match[2]))
         return used
 
+    def _read(self, name: str, version: int | None, read: Callable[[str, Path], T]) -> tuple[Found, T]:
+        """What `read` makes of a graft's folder, which is looked up once, and again if it was pruned meanwhile."""
+        found = self._version(name, version)
+        while True:
+            try:
+                return found, read(name, found.folder)
+            except GraftError:
+                again = self._version(name, version)
+                if again == found:
+                    raise
+                found = again
+
     def _entry(self, name: str) -> Entry:
         try:
-            found = self._require(name)
-            record, size = read_record(name, found.folder)
-            tensors = (found.folder / TENSORS).stat().st_size
-        except (GraftError, OSError) as error:
+            found, (record, size) = self._read(name, None, read_summary)
+        except GraftError as error:
             return Entry(name, error=str(error))
-        if tensors != record["tensors"]["bytes"]:
-            return Entry(name, error=f"{TENSORS} of graft {name!r} was truncated or changed since it was written.")
-        return Entry(
-            name,
-            found.version,
-            size + tensors,
-            record["created"],
-            str(record["method"].get("method")),
-            record["metrics"],
-            record["parameters"],
-        )
+        method = str(record["method"].get("method"))
+        return Entry(name, found.version, size, record["created"], method, record["metrics"], record["parameters"])
 
     # -- changes on disk
 
@@ -295,7 +289,7 @@ class Store:
         trash = self._temporary()
         os.rename(path, trash)
         sync(path.parent)
-        delete(trash)
+        shutil.rmtree(trash)
 
 
 def version_folder(lineage: Path, version: int) -> Path:
@@ -310,16 +304,9 @@ def contents(folder: Path) -> list[Path]:
     return list(folder.iterdir()) if folder.is_dir() else []
 
 
-def delete(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink()
-
-
-def sync(folder: Path) -> None:
-    """Make the names in a folder survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Make a file's content, or the names in a folder, survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
