@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import multiprocessing
 import os
@@ -297,11 +298,11 @@ def test_tampered_json(store: Store, text: str) -> None:
     assert store.list()[0].error
 
 
-@pytest.mark.parametrize("key", NEEDED)
-@pytest.mark.parametrize("value", ["leave out", None, 2.5])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [(key, value) for key in NEEDED for value in ("leave out", None, 2.5) if (key, value) != ("head", None)],
+)
 def test_json_that_lacks_something(store: Store, key: str, value: object) -> None:
-    if key == "head" and value is None:
-        pytest.skip("a graft may have no head")
     path = files_of(store) / "graft.json"
     record = json.loads(path.read_text())
     parent, _, child = key.rpartition(".")
@@ -353,8 +354,6 @@ def test_a_missing_file(store: Store, file: str) -> None:
 
 
 def test_not_safetensors_but_as_written(store: Store) -> None:
-    import hashlib
-
     folder = files_of(store)
     (folder / "graft.safetensors").write_bytes(b"nonsense")
     record = json.loads((folder / "graft.json").read_text())
@@ -424,8 +423,7 @@ def test_killed_at_any_moment_the_store_is_whole(tmp_path: Path) -> None:
         assert value_of(store.get("spam")) >= acknowledged.value
     assert acknowledged.value > 5
     store.prune()
-    kept = [path for name in store.names() for path in (store.folder / ".versions").glob("*/*") if path.is_dir() and name]
-    assert len(set(kept)) <= 2 * len(store) and not list(store.folder.glob(".tmp/*"))
+    assert len(list(tmp_path.glob(".versions/*"))) == len(store) and not list(tmp_path.glob(".tmp/*"))
     store.put(a_graft(-1.0))
     assert value_of(store.get("spam")) == -1.0
 
@@ -516,6 +514,5 @@ def test_the_two_thousandth_graft_costs_what_the_first_did(tmp_path: Path, monke
     reading = operations(lambda: store.get("task 1999"))
     listed = [Path(arguments[0]) for event, arguments in done + reading if event in ("os.listdir", "os.scandir")]
     assert max(costs[-100:]) <= max(costs[:100]) and costs[0] > 5
-    assert tmp_path not in listed and all(".versions" in path.parts[:-1] for path in listed)
-    assert not any(event == "os.listdir" for event, _ in reading)
+    assert tmp_path not in listed and tmp_path / ".versions" not in listed
     assert len(store) == 2001

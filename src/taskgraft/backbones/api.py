@@ -75,6 +75,7 @@ def add_task(
 ) -> None:
     """Put one more task on a grafted model; by default it joins those being trained (make the optimiser after that)."""
     grafts = grafts_of(model)
+    grafts.check_company(name, method)
     if train:
         grafts.check_trained_together([*(grafts.tasks[task].method for task in grafts.trained), method])
     grafts.add(name, method, Head.of(head), seed=seed)

@@ -208,7 +208,7 @@ class Grafts:
         check_task_name(name)
         if name in self.tasks:
             raise GraftError(f"a task named {name!r} is already on this model: choose another name, or remove it.")
-        self._check_company(name, method)
+        self.check_company(name, method)
         method = self._resolve(method, head)
         plan: list[tuple[Kind, int]] = []
         if isinstance(method, Adapter):
@@ -291,7 +291,7 @@ class Grafts:
 
     # -- what a task needs
 
-    def _check_company(self, name: str, method: Method) -> None:
+    def check_company(self, name: str, method: Method) -> None:
         alone = [task for task, entry in self.tasks.items() if entry.method.trains_backbone]
         if alone or (method.trains_backbone and self.tasks):
             raise GraftError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -216,6 +217,7 @@ def encode(graft: Graft) -> dict[str, bytes]:
         ) from error
 
 
+@functools.cache
 def package_versions() -> dict[str, str]:
     known = {"python": platform.python_version()}
     for package in ("taskgraft", "torch", "transformers"):

