@@ -1,9 +1,10 @@
 """Does dropout in the frozen part pay? Adapters of size 64 on the embedded default, several places for dropout.
 
-Every run: 5 epochs of batches of 32, AdamW at 1e-3 with 10 % warm-up and linear decay, the score of the last epoch on
-the evaluation split (no selection). GLUE tasks from a folder of parquet files, the three small tasks from CSV files.
+For each place, every task and seed is a graft of its own and all of them train in one pass: 32 rows of each in one
+batch. 5 epochs, AdamW at 1e-3 with 10 % warm-up and linear decay, clipped at 1; the score of the last step on the
+evaluation split (no selection). GLUE tasks from a folder of parquet files, the three small ones from CSV files.
 
-    python experiments/dropout.py --backbone FOLDER --glue DATA/glue --csv DEMO --json results.json [--workers 12]
+    python experiments/dropout.py --backbone FOLDER --glue DATA/glue --csv DEMO --json results.json
 """
 
 from __future__ import annotations
@@ -11,157 +12,170 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import multiprocessing as mp
 import statistics
 import time
 from pathlib import Path
 from typing import Any
 
-VARIANTS: dict[str, dict[str, Any]] = {
-    "backbone dropout on": {"backbone_dropout": True},
-    "on, but not in the attention": {"backbone_dropout": True, "quiet_attention": True},
+import torch
+from scipy.stats import pearsonr
+from sklearn.metrics import f1_score, matthews_corrcoef
+
+import taskgraft as tg
+
+PLACES: dict[str, dict[str, Any]] = {
+    "on": {"backbone_dropout": True},
+    "hidden states only": {"backbone_dropout": True, "attention": 0.0},
     "off": {},
-    "off, branch 0.1": {"dropout": 0.1},
-    "off, branch 0.3": {"dropout": 0.3},
-    "off, head 0.3": {"head_dropout": 0.3},
-    "off, embeddings 0.1": {"embedding_dropout": 0.1},
+    "embeddings 0.1": {"embeddings": 0.1},
+    "branch 0.1": {"dropout": 0.1},
+    "branch 0.3": {"dropout": 0.3},
+    "embeddings 0.1, branch 0.1": {"embeddings": 0.1, "dropout": 0.1},
+    "embeddings 0.2, branch 0.2": {"embeddings": 0.2, "dropout": 0.2},
 }
-GLUE = {  # columns, rows of train, score
-    "cola": (("sentence",), 8551, "matthews"),
-    "mrpc": (("sentence1", "sentence2"), 3668, "f1"),
-    "rte": (("sentence1", "sentence2"), 2490, "accuracy"),
-    "stsb": (("sentence1", "sentence2"), 5749, "pearson"),
-    "sst2": (("sentence",), 8000, "accuracy"),
-    "mnli": (("premise", "hypothesis"), 8000, "accuracy"),
+GLUE = {  # columns, score
+    "cola": (("sentence",), "matthews"),
+    "mrpc": (("sentence1", "sentence2"), "f1"),
+    "rte": (("sentence1", "sentence2"), "accuracy"),
+    "stsb": (("sentence1", "sentence2"), "pearson"),
+    "sst2": (("sentence",), "accuracy"),
+    "mnli": (("premise", "hypothesis"), "accuracy"),
 }
 CSV = {"review_sentiment": "accuracy", "tweet_mood": "pearson", "complaint_routing": "accuracy"}
+BATCH = 32
 
 
-def read(task: str, glue: Path, csv_folder: Path) -> tuple[list[Any], list[Any], list[Any], list[Any], str]:
-    """Texts (or pairs) and labels of train and evaluation, and the score's name."""
+class Data:
+    """A task's token ids and labels, train and evaluation, on the device."""
+
+    def __init__(self, task: str, arguments: Any, tokenizer: Any) -> None:
+        train, evaluation, self.score = read(task, arguments)
+        self.train = encode(tokenizer, train[: arguments.rows], arguments.device)
+        self.evaluation = encode(tokenizer, evaluation[:2000], arguments.device)
+        labels = torch.cat([self.train["labels"], self.evaluation["labels"]])
+        self.head: Any = tg.Head("regression") if self.score == "pearson" else int(labels.max()) + 1
+        self.steps = arguments.epochs * (len(self.train["labels"]) // BATCH)
+
+
+def read(task: str, arguments: Any) -> tuple[list[Any], list[Any], str]:
     if task in CSV:
-        rows = list(csv.DictReader((csv_folder / f"{task}.csv").open(encoding="utf-8")))
+        rows = list(csv.DictReader((arguments.csv / f"{task}.csv").open(encoding="utf-8")))
         names = sorted({row["label"] for row in rows})
         label = float if CSV[task] == "pearson" else names.index
-        parts = [[row for row in rows if row["split"] == split] for split in ("train", "test")]
-        (a, x), (b, y) = [([row["text"] for row in part], [label(row["label"]) for row in part]) for part in parts]
-        return a, x, b, y, CSV[task]
+        train, test = (
+            [((row["text"],), label(row["label"])) for row in rows if row["split"] == split]
+            for split in ("train", "test")
+        )
+        return train, test, CSV[task]
     import pyarrow.parquet as pq
 
-    columns, count, score = GLUE[task]
-    tables = []
-    for split in ("train", "validation_matched" if task == "mnli" else "validation"):
-        table = pq.read_table(glue / task / f"{split}.parquet").to_pylist()
-        table = table[:count] if split == "train" else table[:2000]
-        tables.append(([tuple(row[c] for c in columns) for row in table], [row["label"] for row in table]))
-    return *tables[0], *tables[1], score
+    columns, score = GLUE[task]
+    splits = ("train", "validation_matched" if task == "mnli" else "validation")
+    train, test = (
+        [
+            (tuple(row[c] for c in columns), row["label"])
+            for row in pq.read_table(arguments.glue / task / f"{split}.parquet").to_pylist()
+        ]
+        for split in splits
+    )
+    return train, test, score
 
 
-def score_of(name: str, predictions: Any, labels: list[Any]) -> float:
-    from scipy.stats import pearsonr
-    from sklearn.metrics import f1_score, matthews_corrcoef
+def encode(tokenizer: Any, rows: list[Any], device: str) -> dict[str, torch.Tensor]:
+    columns = [list(column) for column in zip(*(texts for texts, _ in rows), strict=True)]
+    encoded = tokenizer(*columns, padding="max_length", truncation=True, max_length=128, return_tensors="pt")
+    labels = torch.tensor([float(label) for _, label in rows])
+    return {**{key: value.to(device) for key, value in encoded.items()}, "labels": labels.to(device)}
 
+
+def batch_of(parts: list[tuple[dict[str, torch.Tensor], torch.Tensor]]) -> dict[str, torch.Tensor]:
+    batch = {key: torch.cat([data[key][rows] for data, rows in parts]) for key in parts[0][0]}
+    longest = int(batch["attention_mask"].sum(1).max())
+    return {key: value[:, :longest] if value.dim() == 2 else value for key, value in batch.items()}
+
+
+def score_of(name: str, predictions: list[float], labels: list[float]) -> float:
     if name == "pearson":
         return float(pearsonr(predictions, labels)[0])
     if name == "matthews":
         return float(matthews_corrcoef(labels, predictions))
     if name == "f1":
         return float(f1_score(labels, predictions))
-    return sum(int(p == y) for p, y in zip(predictions, labels, strict=True)) / len(labels)
+    return statistics.mean(p == y for p, y in zip(predictions, labels, strict=True))
 
 
-def one_run(backbone: Any, data: Any, variant: dict[str, Any], seed: int, epochs: int) -> float:
-    import torch
-    from transformers import get_linear_schedule_with_warmup
-
-    import taskgraft as tg
-
-    texts, labels, eval_texts, eval_labels, score = data
-    options = dict(variant)
-    quiet, embedding = options.pop("quiet_attention", False), options.pop("embedding_dropout", 0.0)
+def train_all(backbone: Any, tasks: dict[str, Data], place: dict[str, Any], arguments: Any) -> list[dict[str, Any]]:
+    """One pass: a graft for every task and seed, each with its own order of rows and its own schedule."""
+    options = dict(place)
+    attention, embeddings = options.pop("attention", None), options.pop("embeddings", None)
     model = backbone.model
+    runs = {f"{task}-{seed}": (task, seed) for task in tasks for seed in range(arguments.seeds)}
     method = tg.Adapter(size=64, pooling="mean", **{"backbone_dropout": False, **options})
-    head = tg.Head("regression") if score == "pearson" else max(labels) + 1
-    tg.graft(model, method, {"task": head}, seed=seed)
-    if quiet:
+    tg.graft(model, method, {name: tasks[task].head for name, (task, _) in runs.items()})
+    if attention is not None:
         for layer in model.encoder.layer:
-            layer.attention.self.dropout.p = 0.0
-    before = model.embeddings.dropout.p
-    if embedding:
-        model.embeddings.dropout.p = embedding
-    torch.manual_seed(seed)
+            layer.attention.self.dropout.p = attention
+    if embeddings is not None:
+        model.embeddings.dropout.p = embeddings
     optimizer = tg.AdamW(model, lr=1e-3, clip_norm=1.0)
-    steps = epochs * ((len(texts) + 31) // 32)
-    schedule = get_linear_schedule_with_warmup(optimizer, steps // 10, steps)
-    device = next(model.parameters()).device
-
-    def tensors(part: list[Any]) -> dict[str, Any]:
-        columns = list(zip(*part, strict=True)) if isinstance(part[0], tuple) else [part]
-        encoded = backbone.tokenizer(
-            *map(list, columns), padding=True, truncation=True, max_length=128, return_tensors="pt"
-        )
-        return {key: value.to(device) for key, value in encoded.items()}
-
+    place_of = {name: optimizer.owners.index(name) for name in runs}
+    torch.manual_seed(0)
     model.train()
-    for epoch in range(epochs):
-        order = torch.randperm(len(texts), generator=torch.Generator().manual_seed(1000 * seed + epoch)).tolist()
-        for start in range(0, len(order), 32):
-            rows = order[start : start + 32]
-            target = torch.tensor([labels[i] for i in rows], device=device)
-            optimizer.zero_grad()
-            model(**tensors([texts[i] for i in rows]), labels=target).loss.backward()
-            optimizer.step()
-            schedule.step()
+    for step in range(max(data.steps for data in tasks.values())):
+        now = [name for name, (task, _) in runs.items() if step < tasks[task].steps]
+        parts = []
+        for name in now:
+            task, seed = runs[name]
+            data = tasks[task]
+            per_epoch = len(data.train["labels"]) // BATCH
+            epoch, at = divmod(step, per_epoch)
+            if at == 0:
+                order = torch.Generator().manual_seed(1000 * seed + epoch)
+                data.__dict__[name] = torch.randperm(len(data.train["labels"]), generator=order).to(arguments.device)
+            parts.append((data.train, data.__dict__[name][at * BATCH : (at + 1) * BATCH]))
+            warm = data.steps // 10
+            rate = (step + 1) / warm if step < warm else (data.steps - step) / (data.steps - warm)
+            optimizer.rate[place_of[name]] = rate
+        batch = batch_of(parts)
+        labels = batch.pop("labels")
+        optimizer.zero_grad()
+        names = [name for name in now for _ in range(BATCH)]
+        with tg.rows(model, names), torch.autocast(arguments.device, torch.bfloat16):
+            output = model(**batch)
+        # The sum over grafts of each one's own mean, so that each trains as if alone.
+        (tg.loss(model, output, labels, rows=names, reduction="sum") / BATCH).backward()
+        optimizer.step()
     model.eval()
-    found: list[Any] = []
-    with torch.inference_mode():
-        for start in range(0, len(eval_texts), 128):
-            logits = model(**tensors(eval_texts[start : start + 128])).logits
-            found += (logits[:, 0] if score == "pearson" else logits.argmax(-1)).tolist()
-    model.embeddings.dropout.p = before
+    results = []
+    for name, (task, seed) in runs.items():
+        data, found = tasks[task], []
+        with torch.inference_mode(), tg.rows(model, name):
+            for start in range(0, len(data.evaluation["labels"]), 256):
+                rows = torch.arange(start, min(start + 256, len(data.evaluation["labels"])), device=arguments.device)
+                batch = batch_of([(data.evaluation, rows)])
+                batch.pop("labels")
+                logits = model(**batch).logits
+                found += (logits[:, 0] if data.score == "pearson" else logits.argmax(-1)).tolist()
+        score = score_of(data.score, found, data.evaluation["labels"].tolist())
+        results.append({"task": task, "seed": seed, "score": score})
     tg.ungraft(model)
-    if quiet:
-        for layer in model.encoder.layer:
-            layer.attention.self.dropout.p = 0.1
-    return score_of(score, found, eval_labels)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = model.config.hidden_dropout_prob
+    return results
 
 
-def work(arguments: Any, jobs: Any, results: Any) -> None:
-    import torch
-
-    import taskgraft as tg
-
-    torch.set_num_threads(1)
-    backbone = tg.load_backbone(arguments.backbone, dtype=torch.float32)
-    backbone.model.to(arguments.device)
-    data: dict[str, Any] = {}
-    while (job := jobs.get()) is not None:
-        task, variant, seed = job
-        data[task] = data.get(task) or read(task, arguments.glue, arguments.csv)
-        started = time.perf_counter()
-        try:
-            score = one_run(backbone, data[task], VARIANTS[variant], seed, arguments.epochs)
-        except Exception as error:
-            results.put({"task": task, "variant": variant, "seed": seed, "error": repr(error)})
-            raise
-        seconds = time.perf_counter() - started
-        results.put({"task": task, "variant": variant, "seed": seed, "score": score, "seconds": seconds})
-
-
-def table(runs: list[dict[str, Any]]) -> str:
-    tasks = [task for task in (*CSV, *GLUE) if any(run["task"] == task for run in runs)]
+def table(runs: list[dict[str, Any]], tasks: list[str]) -> str:
     lines = ["| dropout | " + " | ".join(tasks) + " | mean |", "|---" * (len(tasks) + 2) + "|"]
-    for variant in VARIANTS:
+    for place in PLACES:
         cells, means = [], []
         for task in tasks:
-            scores = [100 * run["score"] for run in runs if (run["task"], run["variant"]) == (task, variant)]
+            scores = [100 * run["score"] for run in runs if (run["task"], run["place"]) == (task, place)]
             if scores:
                 means.append(statistics.mean(scores))
                 cells.append(f"{means[-1]:.1f} ± {statistics.stdev(scores) if len(scores) > 1 else 0:.1f}")
-            else:
-                cells.append("")
         if means:
-            lines.append(f"| {variant} | " + " | ".join(cells) + f" | {statistics.mean(means):.2f} |")
+            lines.append(f"| {place} | " + " | ".join(cells) + f" | {statistics.mean(means):.2f} |")
     return "\n".join(lines)
 
 
@@ -172,34 +186,23 @@ def main() -> None:
     parser.add_argument("--csv", type=Path, required=True)
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--workers", type=int, default=12)
     parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--rows", type=int, default=4000, help="training rows of a task at most")
     parser.add_argument("--tasks", nargs="*", default=[*CSV, *GLUE])
-    parser.add_argument("--seconds", type=float, default=1e9, help="start no run after this long")
+    parser.add_argument("--places", nargs="*", default=list(PLACES))
     arguments = parser.parse_args()
-    context = mp.get_context("spawn")
-    jobs, results = context.Queue(), context.Queue()
-    todo = [(task, v, seed) for seed in range(arguments.seeds) for task in arguments.tasks for v in VARIANTS]
-    processes = [context.Process(target=work, args=(arguments, jobs, results)) for _ in range(arguments.workers)]
-    for process in processes:
-        process.start()
-    started, runs, waiting = time.perf_counter(), [], 0
-    while todo or waiting:
-        while todo and waiting < 2 * arguments.workers and time.perf_counter() - started < arguments.seconds:
-            jobs.put(todo.pop(0))
-            waiting += 1
-        if not waiting:
-            break
-        runs.append(results.get(timeout=600))
-        waiting -= 1
-        arguments.json.write_text(json.dumps({"runs": runs, "left_out": todo}, indent=1))
-    for _ in processes:
-        jobs.put(None)
-    for process in processes:
-        process.join(30)
-    print(table([run for run in runs if "score" in run]))
-    print(f"{len(runs)} runs, {len(todo)} left out, {time.perf_counter() - started:.0f} s")
+    backbone = tg.load_backbone(arguments.backbone, dtype=torch.float32)
+    backbone.model.to(arguments.device)
+    tasks = {task: Data(task, arguments, backbone.tokenizer) for task in arguments.tasks}
+    runs: list[dict[str, Any]] = []
+    for place in arguments.places:
+        started = time.perf_counter()
+        runs += [{"place": place, **run} for run in train_all(backbone, tasks, PLACES[place], arguments)]
+        print(f"{place}: {time.perf_counter() - started:.0f} s", flush=True)
+        record = {"epochs": arguments.epochs, "rows": arguments.rows, "seeds": arguments.seeds, "runs": runs}
+        arguments.json.write_text(json.dumps(record, indent=1))
+    print(table(runs, arguments.tasks))
 
 
 if __name__ == "__main__":

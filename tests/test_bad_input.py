@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
-from families import SMALL, T5, batch, build
 
 import taskgraft as tg
+
+from families import SMALL, T5, batch, build
 
 
 def tiny() -> Any:
@@ -155,4 +156,33 @@ def test_labels_that_do_not_fit() -> None:
         with pytest.raises(tg.GraftError, match="reduction='max' is unknown"):
             tg.loss(model, output, torch.tensor([0, 1]), reduction="max")
     encoder = tg.graft(hf.T5EncoderModel(hf.T5Config(**T5)), tg.Adapter(size=4), {"a": 2})
-    assert encoder(**{k: v for k, v in batch(build("bert")).items()}).logits.shape == (6, 2)
+    assert encoder(**batch(build("bert"))).logits.shape == (6, 2)
+
+
+def test_a_refused_task_leaves_nothing_behind() -> None:
+    model = tiny()
+    paths = [path for path, _ in model.named_modules()]
+    with pytest.raises(tg.GraftError, match="do not fit"):
+        model.taskgraft.add("x", tg.Adapter(size=4, activation="relu", parallel=True), tg.Head.of(2), weights={})
+    assert [path for path, _ in model.named_modules()] == paths
+
+
+def test_removing_tasks_gives_back_what_only_they_needed() -> None:
+    model = tiny()
+    paths = [path for path, _ in model.named_modules()]
+    tg.add_task(model, "c", tg.Adapter(size=4, activation="relu", parallel=True, pooling="cls"), 2)
+    assert [path for path, _ in model.named_modules()] != paths
+    tg.remove_task(model, "c")
+    assert [path for path, _ in model.named_modules()] == paths
+
+
+def test_removing_a_fine_tuned_task_restores_the_backbone() -> None:
+    model = build("bert")
+    original = {key: value.clone() for key, value in model.state_dict().items()}
+    tg.graft(model, tg.FullFineTuning(), {"a": 2})
+    with torch.no_grad():
+        for parameter in tg.trainable(model).values():
+            parameter += 1
+    tg.remove_task(model, "a")
+    tg.add_task(model, "b", tg.Adapter(size=4), 2)
+    assert all(torch.equal(value, model.state_dict()[key]) for key, value in original.items())

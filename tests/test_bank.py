@@ -11,13 +11,14 @@ from taskgraft.nn.bottleneck import Form
 from taskgraft.nn.rows import Slots
 
 D, M = 6, 4
+PLAIN = Form()
 
 
-def values(seed: int, size: int = M, form: Form = Form()) -> dict[str, Tensor]:
+def values(seed: int, size: int = M, form: Form = PLAIN) -> dict[str, Tensor]:
     return fresh_bottleneck(D, size, form, 0.5, torch.Generator().manual_seed(seed))
 
 
-def bank(form: Form = Form()) -> AdapterBank:
+def bank(form: Form = PLAIN) -> AdapterBank:
     return AdapterBank(form, D, M, torch.device("cpu"), torch.float32)
 
 

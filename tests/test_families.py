@@ -8,13 +8,14 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from families import FAMILY_NAMES, SAMPLES, WRITERS, batch, build, perturb, result
 from torch import Tensor
 
 import taskgraft as tg
 from taskgraft.backbones.describe import trained_parameters
 from taskgraft.backbones.sites import FAMILIES
 from taskgraft.methods import Activation
+
+from families import FAMILY_NAMES, SAMPLES, WRITERS, batch, build, perturb, result
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 families = pytest.mark.parametrize("name", FAMILY_NAMES)
@@ -132,7 +133,7 @@ def test_training_changes_no_other_bit(name: str) -> None:
 def test_ungraft_gives_the_model_back_to_the_bit(name: str) -> None:
     model = build(name)
     inputs = batch(model)
-    modules = {path: module for path, module in model.named_modules()}
+    modules = dict(model.named_modules())
     required = {path: p.requires_grad for path, p in model.named_parameters()}
     attributes = set(vars(model))
     original, before = state_bits(model), result(model, inputs)
@@ -168,7 +169,9 @@ def test_a_mixed_batch_equals_its_rows_alone(name: str, dtype: torch.dtype, tole
             assert not torch.isfinite(mixed[i]).any()
             continue
         alone = run(model, one_row(inputs, i), [task])
-        assert torch.allclose(numbers(mixed[i, ..., : alone.shape[-1]]), numbers(alone[0]), rtol=tolerance, atol=tolerance)
+        assert torch.allclose(
+            numbers(mixed[i, ..., : alone.shape[-1]]), numbers(alone[0]), rtol=tolerance, atol=tolerance
+        )
         loss = scalar(alone, weights[i : i + 1])
         if loss.requires_grad:
             loss.backward()

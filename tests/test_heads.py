@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from families import batch, build, perturb
 from torch import Tensor
 
 import taskgraft as tg
+
+from families import batch, build, perturb
 
 HEADS: dict[str, Any] = {
     "two": 2,
@@ -93,7 +94,11 @@ def test_every_kind_of_head_in_one_batch_equals_each_alone() -> None:
         (alone(2).logits[0, 0] - 0.5).square(),
         F.binary_cross_entropy_with_logits(alone(3).logits[0, :3], labels[3, :3]),
         F.cross_entropy(entities[:3, :3], torch.tensor([0, 1, 2])),
-        (F.cross_entropy(answer[None, :, 0], torch.tensor([1])) + F.cross_entropy(answer[None, :, 1], torch.tensor([3]))) / 2,
+        (
+            F.cross_entropy(answer[None, :, 0], torch.tensor([1]))
+            + F.cross_entropy(answer[None, :, 1], torch.tensor([3]))
+        )
+        / 2,
         torch.zeros((), dtype=torch.float64),
     ]
     assert torch.allclose(losses, torch.stack(expected), atol=1e-10)

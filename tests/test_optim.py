@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from families import batch, build, perturb
 
 import taskgraft as tg
+
+from families import batch, build, perturb
 
 
 def grafted(tasks: list[str], **changes: Any) -> Any:
     model = build("bert", torch.float64)
     method = tg.Adapter(size=4, head_dropout=0.0, **changes)
-    tg.graft(model, method, {name: 2 for name in tasks})
+    tg.graft(model, method, dict.fromkeys(tasks, 2))
     return perturb(model, seed=1, only=lambda path: ".bank." in path or path.startswith("taskgraft_heads"))
 
 
@@ -49,7 +50,11 @@ def moments(optimizer: tg.AdamW, task: str) -> list[torch.Tensor]:
 def test_one_task_alone_steps_as_torch_adamw_does() -> None:
     ours, theirs = grafted(["a"]), grafted(["a"])
     named = tg.trainable(theirs)
-    decayed = [p for path, p in named.items() if path.rpartition(".")[2] in ("down", "up") or path.startswith("taskgraft") and path.endswith("weight")]
+    decayed = [
+        p
+        for path, p in named.items()
+        if path.rpartition(".")[2] in ("down", "up") or (path.startswith("taskgraft") and path.endswith("weight"))
+    ]
     others = [p for p in named.values() if not any(p is q for q in decayed)]
     reference = torch.optim.AdamW(
         [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}], lr=1e-2, eps=1e-6

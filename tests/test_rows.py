@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
-from families import SMALL, batch, build, perturb
 from torch import Tensor
 
 import taskgraft as tg
+
+from families import SMALL, batch, build, perturb
 
 
 def grafted(tasks: int = 3, dtype: torch.dtype = torch.float64) -> Any:
@@ -147,19 +148,37 @@ def test_names_alone_get_a_head_like_the_classes_own() -> None:
         (hf.LlamaForSequenceClassification, (2, 3)),
         (hf.DistilBertForSequenceClassification, (2, 3)),
     ):
-        config = cls.config_class(num_labels=3, **(SMALL if cls is not hf.DistilBertForSequenceClassification else {
-            "vocab_size": 99, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48, "max_position_embeddings": 40}))
+        config = cls.config_class(
+            num_labels=3,
+            **(
+                SMALL
+                if cls is not hf.DistilBertForSequenceClassification
+                else {
+                    "vocab_size": 99,
+                    "dim": 32,
+                    "n_layers": 2,
+                    "n_heads": 4,
+                    "hidden_dim": 48,
+                    "max_position_embeddings": 40,
+                }
+            ),
+        )
         model = tg.graft(cls(config).eval(), tg.Adapter(size=4), ["a", "b"])
         with tg.rows(model, ["a", "b"]):
             assert model(**batch(model, rows=2)).logits.shape == shape
 
 
-@pytest.mark.parametrize("cls", [hf.RobertaForSequenceClassification, hf.LlamaForCausalLM, hf.GPT2ForSequenceClassification])
+@pytest.mark.parametrize(
+    "cls", [hf.RobertaForSequenceClassification, hf.LlamaForCausalLM, hf.GPT2ForSequenceClassification]
+)
 def test_a_head_reads_the_last_hidden_state_of_any_class(cls: Any) -> None:
     """The last of `hidden_states` is what the headless model would give."""
     torch.manual_seed(0)
-    config = cls.config_class(**SMALL) if cls is not hf.GPT2ForSequenceClassification else hf.GPT2Config(
-        vocab_size=99, n_embd=32, n_layer=2, n_head=4, n_positions=40, pad_token_id=0)
+    config = (
+        cls.config_class(**SMALL)
+        if cls is not hf.GPT2ForSequenceClassification
+        else hf.GPT2Config(vocab_size=99, n_embd=32, n_layer=2, n_head=4, n_positions=40, pad_token_id=0)
+    )
     model = perturb(cls(config)).double().eval()
     inputs = batch(model)
     output = model(**inputs, output_hidden_states=True)

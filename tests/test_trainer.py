@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
-from families import SAMPLES, batch, build
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.utils.data import Dataset
 
 import taskgraft as tg
+
+from families import SAMPLES, batch, build
 
 
 class Rows(Dataset[dict[str, Tensor]]):
@@ -53,7 +54,7 @@ def arguments(folder: Path, **changes: Any) -> Any:
 
 def grafted(tasks: list[str], **changes: Any) -> Any:
     model = build("bert")
-    return tg.graft(model, tg.Adapter(size=4, head_dropout=0.0, **changes), {name: 2 for name in tasks})
+    return tg.graft(model, tg.Adapter(size=4, head_dropout=0.0, **changes), dict.fromkeys(tasks, 2))
 
 
 def bits(model: Any, task: str) -> dict[str, Tensor]:
@@ -87,7 +88,10 @@ def test_a_run_that_is_resumed_ends_as_the_unbroken_one(tmp_path: Path, caplog: 
     def run(model: Any, folder: Path, resume: str | None = None, **changes: Any) -> None:
         optimizer = tg.AdamW(model, lr=1e-2, weight_decay=0.1)
         trainer = hf.Trainer(
-            model, arguments(folder, **options, **changes), train_dataset=Rows(model, ["a", "b"]), optimizers=(optimizer, None)
+            model,
+            arguments(folder, **options, **changes),
+            train_dataset=Rows(model, ["a", "b"]),
+            optimizers=(optimizer, None),
         )
         trainer.train(resume_from_checkpoint=resume)
 
@@ -131,7 +135,7 @@ def test_the_best_checkpoint_comes_back_at_the_end(tmp_path: Path) -> None:
 
 
 def test_a_task_without_rows_changes_in_no_bit(tmp_path: Path) -> None:
-    """Both tasks are being trained and B has moments; then 50 steps of A's rows, decay 0.1, in one Trainer's optimiser."""
+    """Both are being trained and B has moments; then 50 steps of A's rows, decay 0.1, with one optimiser."""
     model = grafted(["a", "b"])
     optimizer = tg.AdamW(model, lr=1e-2, weight_decay=0.1)
 

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from families import SAMPLES, batch, build, perturb
-from test_bottleneck import one_row
 from torch import Tensor
 
 import taskgraft as tg
 from taskgraft.backbones.count import form_of
+
+from families import SAMPLES, batch, build, perturb
+from reference import one_row
 
 VARIANTS = [
     tg.Adapter(size=4),
@@ -63,7 +64,11 @@ def bert_by_hand(model: Any, original: Any, inputs: dict[str, Tensor], method: t
     return x * inputs["attention_mask"][:, :, None]
 
 
-@pytest.mark.parametrize("method", VARIANTS, ids=lambda m: str({k: v for k, v in m.to_json().items() if v != tg.Adapter(size=4).to_json()[k]}))
+@pytest.mark.parametrize(
+    "method",
+    VARIANTS,
+    ids=lambda m: str({k: v for k, v in m.to_json().items() if v != tg.Adapter(size=4).to_json()[k]}),
+)
 @torch.no_grad()
 def test_bert_with_a_variant_equals_bert_by_hand(method: tg.Adapter) -> None:
     original = build("bert", torch.float64)

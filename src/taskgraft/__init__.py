@@ -10,7 +10,15 @@ __version__ = "0.1.0"
 # Names are imported when they are first used: `import taskgraft` does no work.
 _HOMES = {
     "taskgraft.errors": ("GraftError",),
-    "taskgraft.methods": ("Adapter", "FullFineTuning", "HeadOnly", "Method", "NormsOnly", "TopLayers", "method_from_json"),
+    "taskgraft.methods": (
+        "Adapter",
+        "FullFineTuning",
+        "HeadOnly",
+        "Method",
+        "NormsOnly",
+        "TopLayers",
+        "method_from_json",
+    ),
     "taskgraft.nn.heads": ("Head",),
     "taskgraft.nn.bottleneck": ("bottleneck",),
     "taskgraft.backbones.api": (

@@ -49,7 +49,9 @@ def run(say: Callable[[str], Any]) -> None:
                     worst = max(worst, float((alone[exists] - mixed[i][exists]).abs().max()))
         say(f"\nEach row alone gives the same logits: largest difference {worst:.1e}.")
         with tg.rows(model, None):
-            say(f"With no task on any row the backbone's output is its own to the bit: {_yes(model(**batch)[0], bare)}.")
+            say(
+                f"With no task on any row the backbone's output is its own to the bit: {_yes(model(**batch)[0], bare)}."
+            )
 
     with tempfile.TemporaryDirectory() as folder:
         store = tg.Store(folder)
@@ -62,14 +64,18 @@ def run(say: Callable[[str], Any]) -> None:
         for name in store.names():
             tg.add_graft(other, Path(folder) / name)
         with torch.inference_mode(), tg.rows(other, names):
-            say(f"Loaded into another copy of the backbone, the logits are the same to the bit: {_yes(other(**batch).logits, mixed)}.")
+            say(
+                f"Loaded into another copy of the backbone, the logits are the same to the bit: {_yes(other(**batch).logits, mixed)}."
+            )
 
     tg.ungraft(model)
     with torch.inference_mode():
         started = time.perf_counter()
         again = model(**batch).last_hidden_state
         elapsed_ms = 1000 * (time.perf_counter() - started)
-    say(f"Ungrafted, the model is the original to the bit: {_yes(again, bare)} (a bare pass takes {elapsed_ms:.0f} ms here).")
+    say(
+        f"Ungrafted, the model is the original to the bit: {_yes(again, bare)} (a bare pass takes {elapsed_ms:.0f} ms here)."
+    )
     say("\nNext: README.md shows the same in ten lines of Python, and how to train under transformers.Trainer.")
 
 

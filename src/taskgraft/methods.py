@@ -220,7 +220,7 @@ def method_from_json(record: dict[str, Any]) -> Method:
             f"ignoring {', '.join(unknown)} of a method written in format {written}: this version reads {FORMAT}.",
             stacklevel=2,
         )
-    kept = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items() if k in known}
+    kept: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items() if k in known}
     try:
         return METHODS[name](**kept)
     except TypeError as error:

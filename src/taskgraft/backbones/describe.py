@@ -21,7 +21,10 @@ def describe(model: Any) -> str:
     lines = [f"{type(model).__name__} ({model.config.model_type}), {backbone:,} parameters, frozen"]
     if not grafts.tasks:
         return lines[0] + "; no tasks"
-    lines += ["", *_table(["task", "method", "size", "head", "trained", "of backbone", "state"], _tasks(grafts, backbone))]
+    lines += [
+        "",
+        *_table(["task", "method", "size", "head", "trained", "of backbone", "state"], _tasks(grafts, backbone)),
+    ]
     lines += ["", *_table(["site", "layers", "order", "kernel", "kinds"], _sites(grafts))]
     trained = sum(trained_parameters(grafts, task) for task in grafts.trained) - _counted_twice(grafts)
     lines += [
@@ -97,7 +100,15 @@ def _sites(grafts: Grafts) -> list[list[str]]:
         table.append([f"{stack} {place}", f"{len(layers)}", order, kernel, ", ".join(sorted(here))])
     norms = {name for key, kind in grafts.kinds.items() if key.startswith("norms_") for name in kind.banks}
     if norms:
-        table.append(["norms", f"{len(norms)}", "in place", "eager", ", ".join(sorted(k for k in grafts.kinds if k.startswith("norms_")))])
+        table.append(
+            [
+                "norms",
+                f"{len(norms)}",
+                "in place",
+                "eager",
+                ", ".join(sorted(k for k in grafts.kinds if k.startswith("norms_"))),
+            ]
+        )
     return table
 
 
@@ -108,5 +119,8 @@ def _dropout(grafts: Grafts) -> str:
 
 def _table(header: list[str], rows: list[list[str]]) -> list[str]:
     widths = [max(len(line[i]) for line in [header, *rows]) for i in range(len(header))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in [header, *rows]]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in [header, *rows]
+    ]
     return [lines[0], "  ".join("-" * width for width in widths), *lines[1:]]

@@ -63,7 +63,9 @@ def grafted_forward(original: Callable[..., Any]) -> Callable[..., Any]:
         name: inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in ("labels", "task_ids")
     }
     rest = {name: parameters.pop(name) for name, p in list(parameters.items()) if p.kind is p.VAR_KEYWORD}
-    signature = inspect.Signature(list({**parameters, **{k: extra[k] for k in extra if k not in parameters}, **rest}.values()))
+    signature = inspect.Signature(
+        list({**parameters, **{k: extra[k] for k in extra if k not in parameters}, **rest}.values())
+    )
     cast(Any, forward).__signature__ = signature
     return forward
 

@@ -35,9 +35,10 @@ class Kind:
     slots: Slots = field(default_factory=Slots)
     banks: dict[str, Bank] = field(default_factory=dict)  # by the name their weights have on disk
     exact_width: bool = False  # heads: no rounding up of the padded size
+    handles: list[Any] = field(default_factory=list)  # hooks that tell parallel adapters what their sub-layer reads
 
     def width_for(self, size: int) -> int:
-        """The padded size of the banks: the size itself while all are equal, else a power of two (heads: the largest)."""
+        """The padded size of the banks: the size itself while all are equal, else a power of two (heads: largest)."""
         sizes = {size, *self.slots.size.values()}
         widest = max(sizes)
         return widest if len(sizes) == 1 or self.exact_width else 1 << (widest - 1).bit_length()
@@ -57,9 +58,6 @@ class Kind:
             for name, bank in self.banks.items()
             for tensor, weight in bank.layout(size).items()
         }
-
-    def remove(self, task: str) -> None:
-        self.slots.release(task)
 
     def train(self, tasks: Sequence[str]) -> None:
         mine = [task for task in tasks if task in self.slots.of]
@@ -121,7 +119,6 @@ class Grafts:
         self.bound = Bound()
         self.backbone_keys: set[str] = set(model.state_dict().keys())
         self._wrapped: dict[str, Wrapper] = {}
-        self._handles: list[Any] = []
         self._numbers = 0
         self._alone: Route | None = None
         self._required_grad = {name: p.requires_grad for name, p in model.named_parameters()}
@@ -210,17 +207,15 @@ class Grafts:
             raise GraftError(f"a task named {name!r} is already on this model: choose another name, or remove it.")
         self.check_company(name, method)
         method = self._resolve(method, head)
-        plan: list[tuple[Kind, int]] = []
-        if isinstance(method, Adapter):
-            plan.append((self._adapter_kind(method), method.bottleneck_size(self.width)))
-        if method.trained_norms != "none":
-            plan.append((self._norm_kind(method.trained_norms), 0))
-        if head is not None:
-            plan.append((self._head_kind(method, head), head.width))
-        if weights is None:
-            weights = self._fresh_weights(method, plan, torch.Generator().manual_seed(seed))
-        else:
-            check_weights(name, plan, weights)
+        try:
+            plan = self._plan(method, head)
+            if weights is None:
+                weights = self._fresh_weights(method, plan, torch.Generator().manual_seed(seed))
+            else:
+                check_weights(name, plan, weights)
+        except GraftError:
+            self._discard_empty_kinds()
+            raise
         for kind, size in plan:
             kind.add(name, size, weights)
         self._numbers += 1
@@ -232,7 +227,9 @@ class Grafts:
         if name in self.trained:
             self.train([task for task in self.trained if task != name])
         for key in self.tasks.pop(name).kinds:
-            self.kinds[key].remove(name)
+            self.kinds[key].slots.release(name)
+        self._discard_empty_kinds()
+        self._restore_backbone()
         self._refresh()
 
     def rename(self, old: str, new: str) -> None:
@@ -286,7 +283,9 @@ class Grafts:
 
     def require(self, name: str) -> GraftedTask:
         if name not in self.tasks:
-            raise GraftError(f"task {name!r} is not on this model: it carries {', '.join(sorted(self.tasks)) or 'none'}.")
+            raise GraftError(
+                f"task {name!r} is not on this model: it carries {', '.join(sorted(self.tasks)) or 'none'}."
+            )
         return self.tasks[name]
 
     # -- what a task needs
@@ -295,8 +294,8 @@ class Grafts:
         alone = [task for task, entry in self.tasks.items() if entry.method.trains_backbone]
         if alone or (method.trains_backbone and self.tasks):
             raise GraftError(
-                f"task {name!r} cannot share the backbone with {', '.join(self.tasks)}: full fine-tuning and top-layers "
-                "change the backbone's own weights, so such a task has a model to itself."
+                f"task {name!r} cannot share the backbone with {', '.join(self.tasks)}: full fine-tuning and "
+                "top-layers change the backbone's own weights, so such a task has a model to itself."
             )
 
     def _resolve(self, method: Method, head: Head | None) -> Method:
@@ -341,6 +340,42 @@ class Grafts:
     def width(self) -> int:
         return int(self.model.config.hidden_size)
 
+    def _plan(self, method: Method, head: Head | None) -> list[tuple[Kind, int]]:
+        """The kinds that will hold a task of this method, made where they are new, and its size in each."""
+        plan: list[tuple[Kind, int]] = []
+        if isinstance(method, Adapter):
+            plan.append((self._adapter_kind(method), method.bottleneck_size(self.width)))
+        if method.trained_norms != "none":
+            plan.append((self._norm_kind(method.trained_norms), 0))
+        if head is not None:
+            plan.append((self._head_kind(method, head), head.width))
+        return plan
+
+    def _discard_empty_kinds(self) -> None:
+        """Give back the banks and wrappers that no task needs."""
+        for key in [key for key, kind in self.kinds.items() if not kind.slots.of]:
+            for handle in self.kinds[key].handles:
+                handle.remove()
+            if self.head_kinds.pop(key, None) is not None:
+                del getattr(self.model, HEADS)[key]
+            for path, wrapper in list(self._wrapped.items()):
+                if key in wrapper.bank:
+                    del wrapper.bank[key]
+                if not wrapper.bank:
+                    self._put(path, wrapper.unwrap())
+                    del self._wrapped[path]
+            del self.kinds[key]
+        if not self.head_kinds:
+            self.model._modules.pop(HEADS, None)
+
+    def _restore_backbone(self) -> None:
+        """Undo what full fine-tuning or top-layers did to the backbone."""
+        parameters = dict(self.model.named_parameters())
+        with torch.no_grad():
+            for path, value in self._snapshot.items():
+                parameters[path].copy_(value)
+        self._snapshot = {}
+
     def _adapter_kind(self, method: Adapter) -> Kind:
         chosen = [
             site
@@ -367,7 +402,7 @@ class Grafts:
             if form.parallel:
                 reads = self.model.get_submodule(f"{site.layer_path}.{site.place.reads}")
                 hook = functools.partial(remember_input, self.bound, site.name)
-                self._handles.append(reads.register_forward_pre_hook(hook, with_kwargs=True))
+                kind.handles.append(reads.register_forward_pre_hook(hook, with_kwargs=True))
         return kind
 
     def _norm_kind(self, scope: str) -> Kind:
@@ -440,16 +475,20 @@ class Grafts:
         return self._wrapped[path]
 
     def _replace(self, path: str, wrapper: Wrapper) -> None:
-        parent, _, child = path.rpartition(".")
-        self.model.get_submodule(parent)._modules[child] = wrapper
+        self._put(path, wrapper)
         self._wrapped[path] = wrapper
+
+    def _put(self, path: str, module: nn.Module) -> None:
+        parent, _, child = path.rpartition(".")
+        self.model.get_submodule(parent)._modules[child] = module
 
     def backbone_parameters(self, method: Method) -> dict[str, nn.Parameter]:
         if isinstance(method, FullFineTuning):
             prefix = base_prefix(self.model)
             return {
-                path: p for path, p in self.model.named_parameters() if path in self._required_grad
-                and path.startswith(prefix)
+                path: p
+                for path, p in self.model.named_parameters()
+                if path in self._required_grad and path.startswith(prefix)
             }
         if isinstance(method, TopLayers):
             return top_layer_parameters(self.model, self.family, method.k)
@@ -489,24 +528,18 @@ class Grafts:
     def uninstall(self, restore: bool) -> None:
         model = self.model
         self.train([])
-        self._set_dropout(on=True)
-        for path, wrapper in self._wrapped.items():
-            parent, _, child = path.rpartition(".")
-            model.get_submodule(parent)._modules[child] = wrapper.unwrap()
-        for handle in self._handles:
-            handle.remove()
+        for kind in self.kinds.values():
+            kind.slots = Slots()
+        self._discard_empty_kinds()
+        if restore:
+            self._restore_backbone()
         for module in self.checkpointed:
             checkpoint = module.__dict__.get("_gradient_checkpointing_func")
             if isinstance(checkpoint, KeepRows):
                 module.__dict__["_gradient_checkpointing_func"] = checkpoint.checkpoint
-        model._modules.pop(HEADS, None)
         parameters = dict(model.named_parameters())
         for path, required in self._required_grad.items():
             parameters[path].requires_grad_(required)
-        if restore:
-            with torch.no_grad():
-                for path, value in self._snapshot.items():
-                    parameters[path].copy_(value)
         model._keys_to_ignore_on_save = self._ignored_on_save
         for attribute in ("taskgraft", "forward", "generate", "accepts_loss_kwargs"):
             model.__dict__.pop(attribute, None)

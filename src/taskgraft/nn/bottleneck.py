@@ -145,14 +145,14 @@ def take(stack: Tensor, rows: Tensor | None) -> Tensor:
 def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """`x @ weight + bias` for x [rows, length, d], weight [rows or 1, d, m], bias [rows or 1, m]."""
     if weight.shape[0] == 1:
-        return torch.addmm(bias[0], x.flatten(0, 1), weight[0]).unflatten(0, x.shape[:2])
+        return torch.addmm(bias[0], x.flatten(0, 1), weight[0]).view(*x.shape[:2], -1)
     return torch.baddbmm(bias[:, None], x, weight)
 
 
 def residual_affine(x: Tensor, h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """`x + h @ weight + bias`, the residual added by the matrix product itself."""
     if weight.shape[0] == 1:
-        return torch.addmm((x + bias[0]).flatten(0, 1), h.flatten(0, 1), weight[0]).unflatten(0, x.shape[:2])
+        return torch.addmm((x + bias[0]).flatten(0, 1), h.flatten(0, 1), weight[0]).view(x.shape)
     return torch.baddbmm(x + bias[:, None], h, weight)
 
 

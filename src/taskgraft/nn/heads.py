@@ -139,7 +139,7 @@ def row_losses(
     """Each row's loss under its own head, and which rows count: ([rows], [rows] bool).
 
     `labels` is [rows] or [rows, n]: a class or a number in column 0; a column per class (multilabel); the first and
-    last token (spans); a class per token (tokens). Rows without a head, or with nothing but ignored labels, don't count.
+    last token (spans); a class per token (tokens). Rows without a head or a label don't count.
     """
     rows = len(heads)
     if labels.shape[0] != rows:

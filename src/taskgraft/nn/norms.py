@@ -5,6 +5,8 @@ The arithmetic follows the wrapped module to the bit where all rows share one ta
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -64,7 +66,7 @@ def normalise(base: nn.Module, x: Tensor, weight: Tensor, bias: Tensor | None, o
         weight = per_row(weight, x)
         return x * weight if bias is None else torch.addcmul(per_row(bias, x), x, weight)
     weight = weight[0] if one else per_row(weight, x)
-    eps = float(getattr(base, "variance_epsilon", None) or getattr(base, "eps", 0.0))
+    eps = cast(float, base.variance_epsilon if hasattr(base, "variance_epsilon") else base.eps)
     scale = torch.rsqrt(x.to(torch.float32).square().mean(-1, keepdim=True) + eps)
     if offset:  # Gemma: (1 + w), multiplied before the cast
         return (x.float() * scale * (offset + weight.float())).type_as(x)

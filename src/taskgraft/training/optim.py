@@ -53,7 +53,9 @@ class AdamW(torch.optim.Optimizer):
                 groups.append({"params": [p for p, _ in parameters], "weight_decay": decay, "slots": slots})
         super().__init__(groups, {"lr": base, "betas": betas, "eps": eps})
         infinite = float("inf")
-        self.rate = torch.tensor([rate / base for rate in rates], dtype=torch.float64)  # each task's share of the group's rate
+        self.rate = torch.tensor(
+            [rate / base for rate in rates], dtype=torch.float64
+        )  # each task's share of the group's rate
         clips = per_owner("clip_norm", infinite if clip_norm is None else clip_norm, self.owners)
         self.clip_norm = torch.tensor(clips, dtype=torch.float64)
         self.active = torch.ones(len(self.owners), dtype=torch.bool)  # a task switched off here never changes
@@ -78,7 +80,9 @@ class AdamW(torch.optim.Optimizer):
             grad = by_slot(cast(Tensor, parameter.grad), slots).flatten(1)
             zeros = torch.zeros(len(self.owners), dtype=torch.float64, device=grad.device)
             square = grad.to(torch.promote_types(grad.dtype, torch.float32)).square().sum(1)
-            squares.setdefault(grad.device, zeros).index_add_(0, torch.tensor(slots, device=grad.device), square.double())
+            squares.setdefault(grad.device, zeros).index_add_(
+                0, torch.tensor(slots, device=grad.device), square.double()
+            )
         result = torch.zeros(len(self.owners), dtype=torch.float64)
         for total in squares.values():
             result += total.cpu()
@@ -137,7 +141,9 @@ class AdamW(torch.optim.Optimizer):
     ) -> None:
         """One AdamW step of the chosen slots of a stack; the others are not even read."""
         beta1, beta2 = group["betas"]
-        stacks = [by_slot(t, slots) for t in (parameter, cast(Tensor, parameter.grad), state["exp_avg"], state["exp_avg_sq"])]
+        stacks = [
+            by_slot(t, slots) for t in (parameter, cast(Tensor, parameter.grad), state["exp_avg"], state["exp_avg_sq"])
+        ]
         everything = len(chosen) == len(slots)
         index = torch.tensor(chosen, device=parameter.device)
         value, grad, mean, square = stacks if everything else [stack.index_select(0, index) for stack in stacks]
