@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,8 +29,7 @@ def run(say: Callable[[str], Any]) -> None:
     with torch.inference_mode():
         bare = model(**batch).last_hidden_state
 
-    method = tg.Adapter(size=64)
-    tg.graft(model, method, {"tone": ["bad", "good"], "topic": ["business", "science", "sport", "world"]})
+    tg.graft(model, tg.Adapter(size=64), {"tone": ["bad", "good"], "topic": ["business", "science", "sport", "world"]})
     say(tg.describe(model) + "\n")
 
     with torch.inference_mode():
@@ -60,22 +58,16 @@ def run(say: Callable[[str], Any]) -> None:
         for entry in store.list():
             say(f"Saved {entry.name!r}: {entry.parameters:,} parameters, {entry.bytes:,} bytes.")
         other = tg.load_backbone().model
-        tg.graft(other, method, ["spare"])
         for name in store.names():
             tg.add_graft(other, Path(folder) / name)
         with torch.inference_mode(), tg.rows(other, names):
-            say(
-                f"Loaded into another copy of the backbone, the logits are the same to the bit: {_yes(other(**batch).logits, mixed)}."
-            )
+            same = _yes(other(**batch).logits, mixed)
+        say(f"Loaded into another copy of the backbone, the logits are the same to the bit: {same}.")
 
     tg.ungraft(model)
     with torch.inference_mode():
-        started = time.perf_counter()
-        again = model(**batch).last_hidden_state
-        elapsed_ms = 1000 * (time.perf_counter() - started)
-    say(
-        f"Ungrafted, the model is the original to the bit: {_yes(again, bare)} (a bare pass takes {elapsed_ms:.0f} ms here)."
-    )
+        same = _yes(model(**batch).last_hidden_state, bare)
+    say(f"Ungrafted, the model is the original to the bit: {same}.")
     say("\nNext: README.md shows the same in ten lines of Python, and how to train under transformers.Trainer.")
 
 
