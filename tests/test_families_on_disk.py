@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from families import FAMILY_NAMES, SAMPLES, batch, build, perturb, result
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import taskgraft as tg
+
+from families import FAMILY_NAMES, SAMPLES, batch, build, perturb, result
 
 CHILD = """
 import sys

@@ -90,7 +90,7 @@ def test_parallel_adapters_read_the_sub_layers_input(name: str, multiplicative: 
     inputs = batch(model)
     seen: dict[str, Tensor] = {}
     handles = []
-    for site in model.taskgraft.sites:
+    for site in model.taskgraft.backbone.sites:
         module = model.get_submodule(f"{site.layer_path}.{site.place.reads}")
 
         def remember(_: Any, args: Any, kwargs: Any, site: str = site.name) -> None:
@@ -98,7 +98,7 @@ def test_parallel_adapters_read_the_sub_layers_input(name: str, multiplicative: 
 
         handles.append(module.register_forward_pre_hook(remember, with_kwargs=True))
     outputs: dict[str, tuple[Tensor, Tensor]] = {}
-    for site in model.taskgraft.sites:
+    for site in model.taskgraft.backbone.sites:
         wrapper = model.get_submodule(f"{site.layer_path}.{site.place.module}")
         if "adapt" in dir(wrapper) and len(wrapper.bank):
             bank = next(iter(wrapper.bank.values()))

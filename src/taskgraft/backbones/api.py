@@ -43,8 +43,6 @@ def graft(model: Any, method: Method, tasks: Tasks = ("task",), *, seed: int = 0
     except Exception:
         grafts.uninstall(restore=True)
         raise
-    if any(heads.values()):
-        model.accepts_loss_kwargs = False  # transformers.Trainer: our loss is a mean over rows
     return model
 
 

@@ -87,7 +87,7 @@ def _backbone(method: Method, config: Config) -> int:
     import torch
     from transformers import AutoModel, AutoModelForSeq2SeqLM
 
-    from taskgraft.backbones.insert import top_layer_parameters
+    from taskgraft.backbones.frozen import top_layer_parameters
 
     with torch.device("meta"):
         if getattr(config, "is_encoder_decoder", False):

@@ -44,7 +44,7 @@ def trained_parameters(grafts: Grafts, task: str) -> int:
         for bank in kind.banks.values():
             for weight in bank.layout(kind.slots.size[task]).values():
                 total += torch.Size(weight.shape).numel() if weight.role != "state" else 0
-    return total + sum(p.numel() for p in grafts.backbone_parameters(entry.method).values())
+    return total + sum(p.numel() for p in grafts.backbone.parameters_of(entry.method).values())
 
 
 def _counted_twice(grafts: Grafts) -> int:
@@ -83,7 +83,7 @@ def _sites(grafts: Grafts) -> list[list[str]]:
     example = torch.empty(0, device=grafts.device)
     kinds: dict[tuple[str, str], set[str]] = {}
     orders: dict[tuple[str, str], str] = {}
-    for site in grafts.sites:
+    for site in grafts.backbone.sites:
         stack, _, place = site.name.split(".")
         here = {key for key in forms if site.name in grafts.kinds[key].banks}
         if here:

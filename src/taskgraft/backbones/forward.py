@@ -193,7 +193,7 @@ class KeepRows:
 
 def keep_rows_when_checkpointing(grafts: Grafts) -> None:
     """Transformers sets a checkpointing function on its layers whenever the user enables it: stand before it."""
-    for module in grafts.checkpointed:
+    for module in grafts.backbone.checkpointed:
         checkpoint = module.__dict__.get("_gradient_checkpointing_func")
         if checkpoint is not None and not isinstance(checkpoint, KeepRows):
             module.__dict__["_gradient_checkpointing_func"] = KeepRows(checkpoint, grafts)

@@ -3,91 +3,29 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import inspect
 import types
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from taskgraft.backbones.count import form_of
-from taskgraft.backbones.forward import KeepRows, grafted_forward, grafted_generate
-from taskgraft.backbones.sites import Family, FoundSite, family_of, find_sites
-from taskgraft.backbones.wrap import NormSite, Site, Wrapper
+from taskgraft.backbones.forward import grafted_forward, grafted_generate
+from taskgraft.backbones.frozen import FrozenBackbone, base_prefix, own_head, top_layer_parameters
+from taskgraft.backbones.kinds import HeadKindOf, Kind, check_weights, float_dtype, kind_key
+from taskgraft.backbones.sites import Family, family_of
+from taskgraft.backbones.wrap import NormSite, Site
 from taskgraft.errors import GraftError
-from taskgraft.methods import Adapter, FullFineTuning, HeadOnly, Method, TopLayers
-from taskgraft.nn.bank import AdapterBank, Bank, fresh_bottleneck
+from taskgraft.methods import Adapter, HeadOnly, Method, TopLayers
+from taskgraft.nn.bank import AdapterBank, fresh_bottleneck
 from taskgraft.nn.heads import Head, HeadBank, fresh_head
-from taskgraft.nn.norms import NormBank, is_norm
+from taskgraft.nn.norms import NormBank
 from taskgraft.nn.rows import Bound, Packing, Route, RowIndex, Slots
 
 HEADS = "taskgraft_heads"
-
-
-@dataclass
-class Kind:
-    """Grafts that share banks: one slot numbering, and a bank at each site the kind is at."""
-
-    key: str
-    slots: Slots = field(default_factory=Slots)
-    banks: dict[str, Bank] = field(default_factory=dict)  # by the name their weights have on disk
-    exact_width: bool = False  # heads: no rounding up of the padded size
-    handles: list[Any] = field(default_factory=list)  # hooks that tell parallel adapters what their sub-layer reads
-
-    def width_for(self, size: int) -> int:
-        """The padded size of the banks: the size itself while all are equal, else a power of two (heads: largest)."""
-        sizes = {size, *self.slots.size.values()}
-        widest = max(sizes)
-        return widest if len(sizes) == 1 or self.exact_width else 1 << (widest - 1).bit_length()
-
-    def add(self, task: str, size: int, weights: Mapping[str, Tensor]) -> None:
-        width = self.width_for(size)
-        slot = self.slots.take(task, size)
-        for name, bank in self.banks.items():
-            if width > bank.width:
-                bank.widen(width)
-            bank.write(slot, {tensor: weights[f"{name}.{tensor}"] for tensor in bank.weights})
-
-    def shapes(self, size: int) -> dict[str, tuple[int, ...]]:
-        """What a task of this size has to bring, by name on disk."""
-        return {
-            f"{name}.{tensor}": weight.shape
-            for name, bank in self.banks.items()
-            for tensor, weight in bank.layout(size).items()
-        }
-
-    def train(self, tasks: Sequence[str]) -> None:
-        mine = [task for task in tasks if task in self.slots.of]
-        if mine == self.slots.trained:
-            return
-        for bank in self.banks.values():
-            bank.train_slots([self.slots.of[task] for task in mine])
-        self.slots.trained = mine
-
-    def read(self, task: str) -> dict[str, Tensor]:
-        slot, size = self.slots.of[task], self.slots.size[task]
-        return {
-            f"{name}.{tensor}": value
-            for name, bank in self.banks.items()
-            for tensor, value in bank.read(slot, size).items()
-        }
-
-
-@dataclass
-class HeadKindOf(Kind):
-    """Heads that read the backbone in one way."""
-
-    per_token: bool = False
-    spans: bool = False
-    pooling: str = "mean"
-    exact_width: bool = True
-
-    @property
-    def bank(self) -> Bank:
-        return self.banks["head"]
 
 
 @dataclass(frozen=True)
@@ -106,30 +44,18 @@ class Grafts:
     def __init__(self, model: Any) -> None:
         self.model = model
         self.family: Family = family_of(model.config)
-        self.sites: list[FoundSite] = find_sites(model, self.family)
+        self.backbone = FrozenBackbone(model, self.family)
         self.base_model: Any = model.base_model
         self.is_base: bool = self.base_model is model and not hasattr(model, "lm_head")
         self.own_head, self.own_per_token = own_head(model)
         self.arguments = [name for name in inspect.signature(type(model).forward).parameters if name != "self"]
-        self.checkpointed = [module for module in model.modules() if hasattr(module, "gradient_checkpointing")]
         self.kinds: dict[str, Kind] = {}
         self.head_kinds: dict[str, HeadKindOf] = {}
         self.tasks: dict[str, GraftedTask] = {}
         self.trained: list[str] = []
         self.bound = Bound()
-        self.backbone_keys: set[str] = set(model.state_dict().keys())
-        self._wrapped: dict[str, Wrapper] = {}
         self._numbers = 0
         self._alone: Route | None = None
-        self._required_grad = {name: p.requires_grad for name, p in model.named_parameters()}
-        self._ignored_on_save = model._keys_to_ignore_on_save
-        self._dropouts: list[tuple[nn.Module, str, float]] = []
-        self._snapshot: dict[str, Tensor] = {}
-        self._norm_paths = [
-            path
-            for path, module in model.named_modules()
-            if is_norm(module) and any(p.dim() == 1 for p in module.parameters(recurse=False))
-        ]
 
     # -- rows
 
@@ -218,6 +144,8 @@ class Grafts:
             raise
         for kind, size in plan:
             kind.add(name, size, weights)
+        if head is not None:
+            self.model.accepts_loss_kwargs = False  # transformers.Trainer: our loss is a mean over rows
         self._numbers += 1
         self.tasks[name] = GraftedTask(method, head, tuple(kind.key for kind, _ in plan), self._numbers)
         self._refresh()
@@ -229,7 +157,7 @@ class Grafts:
         for key in self.tasks.pop(name).kinds:
             self.kinds[key].slots.release(name)
         self._discard_empty_kinds()
-        self._restore_backbone()
+        self.backbone.restore()
         self._refresh()
 
     def rename(self, old: str, new: str) -> None:
@@ -254,13 +182,8 @@ class Grafts:
         for kind in self.kinds.values():
             kind.train(names)
         self.trained = list(names)
-        self._set_dropout(on=not methods or methods[0].backbone_dropout)
-        trained = self.backbone_parameters(methods[0]) if len(methods) == 1 else {}
-        for path, parameter in self.model.named_parameters():
-            if path in self.backbone_keys or path in self._required_grad:
-                parameter.requires_grad_(path in trained)
-        self._snapshot = self._snapshot or {path: p.detach().clone() for path, p in trained.items()}
-        self.model._keys_to_ignore_on_save = self.backbone_keys - set(trained)
+        self.backbone.set_dropout(on=not methods or methods[0].backbone_dropout)
+        self.backbone.train(methods[0] if len(methods) == 1 else None)
         self._refresh()
 
     @staticmethod
@@ -291,8 +214,8 @@ class Grafts:
     # -- what a task needs
 
     def check_company(self, name: str, method: Method) -> None:
-        alone = [task for task, entry in self.tasks.items() if entry.method.trains_backbone]
-        if alone or (method.trains_backbone and self.tasks):
+        first = next(iter(self.tasks.values()), None)
+        if first is not None and (first.method.trains_backbone or method.trains_backbone):
             raise GraftError(
                 f"task {name!r} cannot share the backbone with {', '.join(self.tasks)}: full fine-tuning and "
                 "top-layers change the backbone's own weights, so such a task has a model to itself."
@@ -303,7 +226,7 @@ class Grafts:
         d = self.width
         if isinstance(method, Adapter):
             method.bottleneck_size(d)
-            depth = max(site.layer for site in self.sites) + 1
+            depth = max(site.layer for site in self.backbone.sites) + 1
             beyond = [layer for layer in method.layers or () if not 0 <= layer < depth]
             if beyond:
                 raise GraftError(f"layers {beyond} do not exist: this backbone has layers 0 to {depth - 1}.")
@@ -311,7 +234,9 @@ class Grafts:
             top_layer_parameters(self.model, self.family, method.k)
         if head is None:
             return method
-        if self.model.config.is_encoder_decoder and any(site.name.startswith("decoder") for site in self.sites):
+        if self.model.config.is_encoder_decoder and any(
+            site.name.startswith("decoder") for site in self.backbone.sites
+        ):
             raise GraftError(
                 f"{type(self.model).__name__} writes text, so its tasks have no heads: leave the labels out, "
                 "or graft the encoder alone (T5EncoderModel)."
@@ -358,34 +283,21 @@ class Grafts:
                 handle.remove()
             if self.head_kinds.pop(key, None) is not None:
                 del getattr(self.model, HEADS)[key]
-            for path, wrapper in list(self._wrapped.items()):
-                if key in wrapper.bank:
-                    del wrapper.bank[key]
-                if not wrapper.bank:
-                    self._put(path, wrapper.unwrap())
-                    del self._wrapped[path]
+            self.backbone.drop_banks(key)
             del self.kinds[key]
         if not self.head_kinds:
             self.model._modules.pop(HEADS, None)
 
-    def _restore_backbone(self) -> None:
-        """Undo what full fine-tuning or top-layers did to the backbone."""
-        parameters = dict(self.model.named_parameters())
-        with torch.no_grad():
-            for path, value in self._snapshot.items():
-                parameters[path].copy_(value)
-        self._snapshot = {}
-
     def _adapter_kind(self, method: Adapter) -> Kind:
         chosen = [
             site
-            for site in self.sites
+            for site in self.backbone.sites
             if site.name.rpartition(".")[2] in method.sites and (method.layers is None or site.layer in method.layers)
         ]
         if not chosen:
             raise GraftError(
                 f"{type(self.model).__name__} has no site for sites={method.sites} in the layers asked for: "
-                "it has " + ", ".join(sorted({site.name.rpartition(".")[2] for site in self.sites})) + "."
+                "it has " + ", ".join(sorted({site.name.rpartition(".")[2] for site in self.backbone.sites})) + "."
             )
         form = form_of(method)
         key = kind_key(form.activation, form, [site.name for site in chosen])
@@ -393,11 +305,14 @@ class Grafts:
             return self.kinds[key]
         kind = self.kinds[key] = Kind(key)
         for site in chosen:
-            wrapper = self._adapter_site(site)
+            path = f"{site.layer_path}.{site.place.module}"
+            if path not in self.backbone.wrappers:
+                module = self.model.get_submodule(path)
+                self.backbone.wrap(path, Site(module, self, site.name, site.place.first))
             near = next(self.model.get_submodule(site.layer_path).parameters())
             size = method.bottleneck_size(self.width)
             bank = AdapterBank(form, self.width, size, near.device, float_dtype(near))
-            wrapper.add_bank(key, bank)
+            self.backbone.wrappers[path].add_bank(key, bank)
             kind.banks[site.name] = bank
             if form.parallel:
                 reads = self.model.get_submodule(f"{site.layer_path}.{site.place.reads}")
@@ -411,15 +326,17 @@ class Grafts:
             return self.kinds[key]
         kind = self.kinds[key] = Kind(key)
         prefix = base_prefix(self.model)
-        layers = tuple(f"{site.layer_path}." for site in self.sites)
-        for path in self._norm_paths:
+        layers = tuple(f"{site.layer_path}." for site in self.backbone.sites)
+        for path in self.backbone.norms:
             inner = path.removeprefix(prefix)
             fixed = inner in self.family.fixed_norms
             if not path.startswith(prefix) or fixed or (scope == "layers" and not path.startswith(layers)):
                 continue
-            wrapper = self._norm_site(path)
-            bank = NormBank(wrapper.base, shared=scope == "shared")
-            wrapper.add_bank(key, bank)
+            if path not in self.backbone.wrappers:
+                module = self.model.get_submodule(path)
+                self.backbone.wrap(path, NormSite(module, self, self.family.norm_offset))
+            bank = NormBank(self.backbone.wrappers[path].base, shared=scope == "shared")
+            self.backbone.wrappers[path].add_bank(key, bank)
             kind.banks[f"norm.{inner}"] = bank
         return kind
 
@@ -461,56 +378,6 @@ class Grafts:
                 weights |= {f"{site}.{name}": value for name, value in values.items()}
         return weights
 
-    # -- the backbone's modules
-
-    def _adapter_site(self, site: FoundSite) -> Wrapper:
-        path = f"{site.layer_path}.{site.place.module}"
-        if path not in self._wrapped:
-            self._replace(path, Site(self.model.get_submodule(path), self, site.name, site.place.first))
-        return self._wrapped[path]
-
-    def _norm_site(self, path: str) -> Wrapper:
-        if path not in self._wrapped:
-            self._replace(path, NormSite(self.model.get_submodule(path), self, self.family.norm_offset))
-        return self._wrapped[path]
-
-    def _replace(self, path: str, wrapper: Wrapper) -> None:
-        self._put(path, wrapper)
-        self._wrapped[path] = wrapper
-
-    def _put(self, path: str, module: nn.Module) -> None:
-        parent, _, child = path.rpartition(".")
-        self.model.get_submodule(parent)._modules[child] = module
-
-    def backbone_parameters(self, method: Method) -> dict[str, nn.Parameter]:
-        if isinstance(method, FullFineTuning):
-            prefix = base_prefix(self.model)
-            return {
-                path: p
-                for path, p in self.model.named_parameters()
-                if path in self._required_grad and path.startswith(prefix)
-            }
-        if isinstance(method, TopLayers):
-            return top_layer_parameters(self.model, self.family, method.k)
-        return {}
-
-    def _set_dropout(self, on: bool) -> None:
-        """Turn the frozen part's dropout off (every rate to 0), or back to what it was."""
-        if on:
-            for module, attribute, rate in self._dropouts:
-                setattr(module, attribute, rate)
-            self._dropouts = []
-        elif not self._dropouts:
-            for module in self.model.modules():
-                module = module.base if isinstance(module, Wrapper) else module
-                if isinstance(module, Bank):
-                    continue
-                for attribute, rate in list(vars(module).items()):
-                    is_rate = "drop" in attribute or (attribute == "p" and isinstance(module, nn.Dropout))
-                    if is_rate and isinstance(rate, float) and rate > 0:
-                        self._dropouts.append((module, attribute, rate))
-                        setattr(module, attribute, 0.0)
-
     def _refresh(self) -> None:
         only = next(iter(self.tasks)) if len(self.tasks) == 1 else None
         self._alone = self.route_of(only) if only is not None or not self.tasks else None
@@ -531,91 +398,14 @@ class Grafts:
         for kind in self.kinds.values():
             kind.slots = Slots()
         self._discard_empty_kinds()
-        if restore:
-            self._restore_backbone()
-        for module in self.checkpointed:
-            checkpoint = module.__dict__.get("_gradient_checkpointing_func")
-            if isinstance(checkpoint, KeepRows):
-                module.__dict__["_gradient_checkpointing_func"] = checkpoint.checkpoint
-        parameters = dict(model.named_parameters())
-        for path, required in self._required_grad.items():
-            parameters[path].requires_grad_(required)
-        model._keys_to_ignore_on_save = self._ignored_on_save
+        self.backbone.give_back(restore)
         for attribute in ("taskgraft", "forward", "generate", "accepts_loss_kwargs"):
             model.__dict__.pop(attribute, None)
-
-
-def top_layer_parameters(model: nn.Module, family: Family, k: int) -> dict[str, nn.Parameter]:
-    """The parameters of the top k layers of each stack, and of the norm that follows a stack's last layer."""
-    sites = find_sites(model, family)
-    chosen: dict[str, nn.Parameter] = {}
-    for stack in {site.name.partition(".")[0]: None for site in sites}:
-        layers = list(dict.fromkeys(site.layer_path for site in sites if site.name.startswith(f"{stack}.")))
-        if k > len(layers):
-            raise GraftError(f"k={k} layers were asked for, but the {stack} has {len(layers)}.")
-        for layer in layers[-k:]:
-            module = model.get_submodule(layer)
-            chosen |= {f"{layer}.{path}": p for path, p in module.named_parameters()}
-        parent = layers[-1].rsplit(".", 2)[0] if layers[-1].count(".") > 1 else ""
-        for path, module in model.get_submodule(parent).named_children():
-            after = {"final_layer_norm", "final_norm", "ln_f", "norm"}
-            if path in after and is_norm(module):
-                name = f"{parent}.{path}" if parent else path
-                chosen |= {f"{name}.{leaf}": p for leaf, p in module.named_parameters()}
-    return chosen
 
 
 def remember_input(bound: Bound, site: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """A routing hook: what the sub-layer reads is what its parallel adapter reads."""
     bound.inputs[site] = args[0] if args else kwargs["hidden_states"]
-
-
-def own_head(model: Any) -> tuple[Head | None, bool]:
-    """The head that a model class brings along, which rows of no task keep, and whether it reads every token."""
-    name = type(model).__name__
-    labels = tuple(str(model.config.id2label.get(i, i)) for i in range(model.config.num_labels))
-    if name.endswith("ForSequenceClassification"):
-        return (Head("classification", labels) if len(labels) > 1 else Head("regression")), False
-    if name.endswith("ForTokenClassification"):
-        return Head("tokens", labels), True
-    if name.endswith("ForQuestionAnswering"):
-        return Head("spans"), True
-    return None, False
-
-
-def base_prefix(model: Any) -> str:
-    """The path of the headless model inside a model class, with its dot; empty where the model is headless."""
-    prefix = model.base_model_prefix
-    return f"{prefix}." if prefix and hasattr(model, prefix) else ""
-
-
-def check_weights(name: str, plan: Sequence[tuple[Kind, int]], weights: Mapping[str, Tensor]) -> None:
-    """Refuse weights that do not fit by name and shape, before any of them reaches a model."""
-    wanted: dict[str, tuple[int, ...]] = {}
-    for kind, size in plan:
-        wanted |= kind.shapes(size)
-    missing, surplus = sorted(set(wanted) - set(weights)), sorted(set(weights) - set(wanted))
-    if missing or surplus:
-        raise GraftError(
-            f"the weights of {name!r} do not fit this backbone and method: "
-            f"missing {missing[:3] or 'none'}, not expected {surplus[:3] or 'none'}."
-        )
-    for tensor, shape in wanted.items():
-        if tuple(weights[tensor].shape) != shape:
-            raise GraftError(
-                f"{tensor} of {name!r} has shape {tuple(weights[tensor].shape)}, "
-                f"but this backbone and method need {shape}."
-            )
-
-
-def kind_key(readable: str, *parts: Any) -> str:
-    digest = hashlib.sha256(repr(parts).encode()).hexdigest()[:8]
-    return f"{readable}_{digest}"
-
-
-def float_dtype(parameter: Tensor) -> torch.dtype:
-    """The dtype for new weights beside a parameter: its own, or float32 beside quantised ones."""
-    return parameter.dtype if parameter.dtype.is_floating_point and parameter.dtype.itemsize > 1 else torch.float32
 
 
 def check_task_name(name: object) -> None:

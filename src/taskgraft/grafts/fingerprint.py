@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from taskgraft.backbones.insert import HEADS, base_prefix
+from taskgraft.backbones.frozen import base_prefix
+from taskgraft.backbones.insert import HEADS
 from taskgraft.errors import GraftError
 
 # Settings that leave the hidden states of the headless model as they are: labels and heads, dropout and initial
@@ -90,7 +91,7 @@ def backbone_tensors(model: Any) -> dict[str, Tensor]:
     grafts = getattr(model, "taskgraft", None)
     if grafts is not None:
         prefix = base_prefix(model)
-        own = {key.removeprefix(prefix) for key in grafts.backbone_keys}
+        own = {key.removeprefix(prefix) for key in grafts.backbone.keys}
         tensors = {name: value for name, value in tensors.items() if name in own}
     kept = {name: value for name, value in sorted(tensors.items()) if not name.startswith(("lm_head.", f"{HEADS}."))}
     absent = [name for name, value in kept.items() if value.is_meta]

@@ -7,6 +7,7 @@ bound per thread (`Bound`): two threads on one model do not see each other's.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -40,19 +41,25 @@ class Slots:
     def __init__(self) -> None:
         self.of: dict[str, int] = {}
         self.size: dict[str, int] = {}
+        self._sizes: Counter[int] = Counter()
         self.trained: list[str] = []  # in the order of the trained weights
         self._free: list[int] = []
 
     def take(self, task: str, size: int) -> int:
         slot = self._free.pop() if self._free else len(self.of) + 1
         self.of[task], self.size[task] = slot, size
+        self._sizes[size] += 1
         return slot
 
     def release(self, task: str) -> int:
         slot = self.of.pop(task)
-        del self.size[task]
+        self._sizes[self.size.pop(task)] -= 1
         self._free.append(slot)
         return slot
+
+    @property
+    def sizes(self) -> set[int]:
+        return {size for size, tasks in self._sizes.items() if tasks}
 
     def rename(self, old: str, new: str) -> None:
         self.of[new], self.size[new] = self.of.pop(old), self.size.pop(old)
