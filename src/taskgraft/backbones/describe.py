@@ -10,7 +10,7 @@ from taskgraft.backbones.api import grafts_of
 from taskgraft.backbones.count import form_of
 from taskgraft.backbones.insert import Grafts
 from taskgraft.methods import Adapter
-from taskgraft.nn.bottleneck import kernel_for
+from taskgraft.nn.bottleneck import bottleneck, kernel_for
 
 
 def describe(model: Any) -> str:
@@ -23,7 +23,9 @@ def describe(model: Any) -> str:
         return lines[0] + "; no tasks"
     lines += [
         "",
-        *_table(["task", "method", "size", "head", "trained", "of backbone", "state"], _tasks(grafts, backbone)),
+        *_table(
+            ["task", "method", "size", "branch", "head", "trained", "of backbone", "state"], _tasks(grafts, backbone)
+        ),
     ]
     lines += ["", *_table(["site", "layers", "order", "kernel", "kinds"], _sites(grafts))]
     trained = sum(trained_parameters(grafts, task) for task in grafts.trained) - _counted_twice(grafts)
@@ -67,8 +69,26 @@ def _tasks(grafts: Grafts, backbone: int) -> list[list[str]]:
             head += f", {task.method.pooling}"
         size = str(task.method.bottleneck_size(grafts.width)) if isinstance(task.method, Adapter) else ""
         state = "training" if name in grafts.trained else "at rest"
-        table.append([name, task.method.name, size, head, f"{count:,}", f"{100 * count / backbone:.2f} %", state])
+        share = f"{100 * count / backbone:.2f} %"
+        table.append([name, task.method.name, size, branch_size(grafts, name), head, f"{count:,}", share, state])
     return table
+
+
+@torch.no_grad()
+def branch_size(grafts: Grafts, task: str) -> str:
+    """How far a task's adapters are from the identity: |y - x| over |x| on unit normal input, the mean of its sites."""
+    method = grafts.tasks[task].method
+    if not isinstance(method, Adapter) or grafts.device.type == "meta":
+        return ""
+    kind = grafts.kinds[grafts.tasks[task].kinds[0]]
+    size = kind.slots.size[task]
+    x = torch.randn(1, 64, grafts.width, generator=torch.Generator().manual_seed(0))
+    sizes = []
+    for bank in kind.banks.values():
+        weights = {name: value[None].float().cpu() for name, value in bank.read(kind.slots.of[task], size).items()}
+        y = bottleneck(x, None, weights, form_of(method), sizes=torch.tensor([size]))
+        sizes.append(float((y - x).norm() / x.norm()))
+    return f"{sum(sizes) / len(sizes):.2g} of x"
 
 
 def _sites(grafts: Grafts) -> list[list[str]]:
