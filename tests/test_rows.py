@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers as hf
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import taskgraft as tg
 
@@ -183,3 +184,52 @@ def test_a_head_reads_the_last_hidden_state_of_any_class(cls: Any) -> None:
     inputs = batch(model)
     output = model(**inputs, output_hidden_states=True)
     assert torch.equal(output.hidden_states[-1], model.base_model(**inputs).last_hidden_state)
+
+
+class CountOperations(TorchDispatchMode):
+    """How many tensor operations run inside a block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_forward_pass_has_no_loop_over_tasks() -> None:
+    """The same number of operations for 2 and for 200 tasks, every row of the larger batch a different one."""
+    model = build("bert")
+    tg.graft(model, tg.Adapter(size=4), {f"t{i}": 2 for i in range(2)})
+    for i in range(2, 200):
+        tg.add_task(model, f"t{i}", tg.Adapter(size=4), 2, seed=i, train=False)
+    perturb(model, seed=1, only=lambda path: ".bank." in path)
+    tg.train_only(model, [])
+    counts = []
+    for tasks in (2, 200):
+        rows = [f"t{i % tasks}" for i in range(200)]
+        inputs = batch(model, rows=200)
+        with torch.no_grad(), tg.rows(model, rows), CountOperations() as operations:
+            model(**inputs)
+        counts.append(operations.count)
+    assert counts[0] == counts[1]
+
+
+def test_a_thousand_tasks_in_one_bank() -> None:
+    model = build("bert")
+    tg.graft(model, tg.Adapter(size=4, init_std=0.1), {"t0": 2})
+    for i in range(1, 1000):
+        tg.add_task(model, f"t{i}", tg.Adapter(size=4, init_std=0.1), 2, seed=i, train=False)
+    rows = [f"t{37 * i % 1000}" for i in range(32)]
+    inputs = batch(model, rows=32)
+    with torch.no_grad():
+        with tg.rows(model, rows):
+            mixed = model(**inputs).logits
+        for i in (0, 1, 17, 31):
+            with tg.rows(model, [rows[i]]):
+                alone = model(**{key: value[i : i + 1] for key, value in inputs.items()}).logits
+            assert torch.allclose(mixed[i], alone[0], atol=1e-5)
+    assert len({tuple(row.tolist()) for row in mixed}) == 32
+    bank = next(iter(next(iter(model.taskgraft.kinds.values())).banks.values()))
+    assert bank.capacity == 1024
