@@ -103,11 +103,8 @@ def perturb(model: Any) -> None:
                 value.add_(torch.randn(value.shape, generator=generator), alpha=0.02)
 
 
-def training_step(model: Any, parameters: list[Any], loss: Run) -> Run:
-    import torch
-
+def training_step(model: Any, optimiser: Any, loss: Run) -> Run:
     model.train()
-    optimiser = torch.optim.AdamW(parameters, lr=1e-5, fused=True)  # as transformers.Trainer has it
 
     def step() -> None:
         loss().backward()
@@ -126,7 +123,8 @@ def step_with_head(model: Any, inputs: dict[str, Any], labels: Any) -> Run:
     def loss() -> Any:
         return torch.nn.functional.cross_entropy(head(model(**inputs).last_hidden_state.mean(1)), labels)
 
-    return training_step(model, [p for p in [*model.parameters(), *head.parameters()] if p.requires_grad], loss)
+    parameters = [p for p in [*model.parameters(), *head.parameters()] if p.requires_grad]
+    return training_step(model, torch.optim.AdamW(parameters, lr=1e-5, fused=True), loss)  # the default of Trainer
 
 
 def versions(*packages: str) -> dict[str, str]:
@@ -186,7 +184,7 @@ def trainings(folder: str, rounds: int) -> Section:
         model = load(folder)
         tg.graft(model, tg.Adapter(size=SIZE, pooling="mean", backbone_dropout=dropout), {"a": 2})
         perturb(model)
-        return training_step(model, list(tg.trainable(model).values()), lambda: model(**inputs, labels=labels).loss)
+        return training_step(model, tg.AdamW(model, lr=1e-5), lambda: model(**inputs, labels=labels).loss)
 
     variants: dict[str, Run] = {
         "full fine-tuning": step_with_head(load(folder), inputs, labels),

@@ -316,3 +316,21 @@ def test_a_deep_copy_is_a_model_of_its_own(name: str) -> None:
         perturb(twin, seed=3, only=is_new)
         assert not torch.equal(before, run(twin, inputs, ROWS))
         assert torch.equal(before, run(model, inputs, ROWS))
+
+
+@torch.no_grad()
+def test_one_graph_serves_every_task_alone() -> None:
+    from torch._dynamo.testing import CompileCounter
+
+    torch._dynamo.reset()
+    model = grafted("bert")
+    tg.train_only(model, [])
+    for number in range(4):
+        tg.add_task(model, f"d{number}", tg.Adapter(size=8, init_std=0.1), 2, seed=number, train=False)
+    inputs = batch(model)
+    counter = CompileCounter()
+    compiled = torch.compile(model, fullgraph=True, backend=counter)
+    for number in range(4):
+        with tg.rows(model, f"d{number}"):
+            assert torch.allclose(numbers(result(compiled, inputs)), numbers(result(model, inputs)), atol=1e-5)
+    assert counter.frame_count == 1

@@ -43,8 +43,8 @@ def moments(optimizer: tg.AdamW, task: str) -> list[torch.Tensor]:
             state = optimizer.state[parameter]
             if state and number in slots:
                 place = slots.index(number)
-                found += [state[key][place].clone() for key in ("step", "exp_avg", "exp_avg_sq")]
-    return found
+                found += [state[key][place].clone() for key in ("exp_avg", "exp_avg_sq")]
+    return [optimizer.steps[number].clone(), *found]
 
 
 def test_one_task_alone_steps_as_torch_adamw_does() -> None:

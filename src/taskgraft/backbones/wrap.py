@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from taskgraft.nn.bank import AdapterBank
+from taskgraft.nn.dropout import dropout
 from taskgraft.nn.norms import NormBank, task_norm
 
 if TYPE_CHECKING:
@@ -70,9 +71,8 @@ class Site(Wrapper):
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if self.first:
-            result: Tensor = self.base(self.adapt(x), *args, **kwargs)
-            return result
-        return self.adapt(self.base(x, *args, **kwargs))
+            return dropout(self.base, self.adapt(x), *args, **kwargs)
+        return self.adapt(dropout(self.base, x, *args, **kwargs))
 
     def adapt(self, x: Tensor) -> Tensor:
         route = self.grafts.route().for_batch(x)

@@ -150,10 +150,12 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def residual_affine(x: Tensor, h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """`x + h @ weight + bias`, the residual added by the matrix product itself."""
+    """`x + h @ weight + bias`, the product added in place to the one new tensor there is."""
+    if torch.is_autocast_enabled(x.device.type):  # x and h may differ in dtype
+        return x + affine(h, weight, bias)
     if weight.shape[0] == 1:
-        return torch.addmm((x + bias[0]).flatten(0, 1), h.flatten(0, 1), weight[0]).view(x.shape)
-    return torch.baddbmm(x + bias[:, None], h, weight)
+        return (x.flatten(0, 1) + bias[0]).addmm_(h.flatten(0, 1), weight[0]).view(x.shape)
+    return (x + bias[:, None]).baddbmm_(h, weight)
 
 
 def scale_and_shift(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

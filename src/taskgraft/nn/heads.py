@@ -123,8 +123,8 @@ def pool(hidden: Tensor, mask: Tensor | None, pooling: str) -> Tensor:
     if mask is None:
         return hidden.mean(1) if pooling == "mean" else hidden[:, -1]
     if pooling == "mean":
-        weight = mask.to(hidden.dtype)[:, :, None]
-        return (hidden * weight).sum(1) / weight.sum(1).clamp(min=1)
+        weight = mask.to(hidden.dtype)[:, None]
+        return (torch.bmm(weight, hidden) / weight.sum(-1, keepdim=True).clamp(min=1))[:, 0]
     last = (mask * torch.arange(mask.shape[1], device=mask.device)).argmax(1)
     return hidden[torch.arange(hidden.shape[0], device=hidden.device), last]
 

@@ -33,6 +33,7 @@ class RowIndex:
     group: Tensor  # [rows] number of the row's task among those of the batch
     groups: int
     member: Tensor | None  # [rows] whether the row's task is of this kind; None: all are
+    only: int | None = None  # the one slot of the store that all rows share, where that is so
 
 
 class Slots:
@@ -94,6 +95,7 @@ class Slots:
             group=integers([present[name] for name in names]),
             groups=len(present),
             member=member,
+            only=self.of[mine[0]] if len(present) == 1 and trained is None else None,
         )
 
 

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.optim.adamw import adamw
 
 from taskgraft.backbones.api import grafts_of
 from taskgraft.errors import GraftError
@@ -52,13 +53,12 @@ class AdamW(torch.optim.Optimizer):
                 slots = [[number[owner] for owner in owners] for _, owners in parameters]
                 groups.append({"params": [p for p, _ in parameters], "weight_decay": decay, "slots": slots})
         super().__init__(groups, {"lr": base, "betas": betas, "eps": eps})
-        infinite = float("inf")
-        self.rate = torch.tensor(
-            [rate / base for rate in rates], dtype=torch.float64
-        )  # each task's share of the group's rate
-        clips = per_owner("clip_norm", infinite if clip_norm is None else clip_norm, self.owners)
+        count = len(self.owners)
+        clips = per_owner("clip_norm", float("inf") if clip_norm is None else clip_norm, self.owners)
+        self.rate = torch.tensor([rate / base for rate in rates], dtype=torch.float64)  # share of the group's rate
         self.clip_norm = torch.tensor(clips, dtype=torch.float64)
-        self.active = torch.ones(len(self.owners), dtype=torch.bool)  # a task switched off here never changes
+        self.steps = torch.zeros(count)  # how many steps each task has taken
+        self.active = torch.ones(count, dtype=torch.bool)  # a task switched off here never changes
 
     def set_active(self, task: str, active: bool) -> None:
         """Let a task take part in steps, or hold it still, moments included."""
@@ -68,6 +68,22 @@ class AdamW(torch.optim.Optimizer):
         """The norm of each task's gradient now; 0 for a task without rows."""
         return dict(zip(self.owners, self._norms().tolist(), strict=True))
 
+    def state_dict(self) -> dict[str, Any]:
+        slots = {
+            owner: {"step": step, "active": active}
+            for owner, step, active in zip(self.owners, self.steps.tolist(), self.active.tolist(), strict=True)
+        }
+        return {**super().state_dict(), "slots": slots}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if list(state_dict["slots"]) != self.owners:
+            raise GraftError(
+                f"this state is of the tasks {list(state_dict['slots'])}, and {self.owners} are being trained."
+            )
+        super().load_state_dict(state_dict)
+        self.steps = torch.tensor([slot["step"] for slot in state_dict["slots"].values()])
+        self.active = torch.tensor([slot["active"] for slot in state_dict["slots"].values()])
+
     def _stacks(self) -> Iterator[tuple[dict[str, Any], Tensor, list[int]]]:
         for group in self.param_groups:
             for parameter, slots in zip(group["params"], group["slots"], strict=True):
@@ -75,18 +91,19 @@ class AdamW(torch.optim.Optimizer):
                     yield group, parameter, slots
 
     def _norms(self) -> Tensor:
-        squares: dict[torch.device, Tensor] = {}
+        """The norm of each task's gradient, over all of its stacks."""
+        squares = torch.zeros(len(self.owners), dtype=torch.float64)
+        owners: list[int] = []
+        norms: dict[torch.device, list[Tensor]] = {}
         for _, parameter, slots in self._stacks():
             grad = by_slot(cast(Tensor, parameter.grad), slots).flatten(1)
-            zeros = torch.zeros(len(self.owners), dtype=torch.float64, device=grad.device)
-            square = grad.to(torch.promote_types(grad.dtype, torch.float32)).square().sum(1)
-            squares.setdefault(grad.device, zeros).index_add_(
-                0, torch.tensor(slots, device=grad.device), square.double()
-            )
-        result = torch.zeros(len(self.owners), dtype=torch.float64)
-        for total in squares.values():
-            result += total.cpu()
-        return result.sqrt()
+            dtype = torch.promote_types(grad.dtype, torch.float32)
+            norms.setdefault(grad.device, []).append(torch.linalg.vector_norm(grad, dim=1, dtype=dtype).double())
+            owners += slots
+        if norms:
+            found = torch.cat([torch.cat(part).cpu() for part in norms.values()])
+            squares.index_add_(0, torch.tensor(owners), found.square())
+        return squares.sqrt()
 
     def _with_rows(self, norms: Tensor) -> Tensor:
         """Which tasks have any gradient at all; a norm may be zero because its square is too small to write."""
@@ -94,16 +111,8 @@ class AdamW(torch.optim.Optimizer):
         if not found.all():
             for _, parameter, slots in self._stacks():
                 some = (by_slot(cast(Tensor, parameter.grad), slots) != 0).flatten(1).any(1).cpu()
-                found.index_put_((torch.tensor(slots)[some],), torch.ones((), dtype=torch.bool))
+                found[torch.tensor(slots)[some]] = True
         return found
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "active": dict(zip(self.owners, self.active.tolist(), strict=True))}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super().load_state_dict(state_dict)
-        for owner, active in state_dict.get("active", {}).items():
-            self.set_active(owner, active)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -114,54 +123,52 @@ class AdamW(torch.optim.Optimizer):
         norms = self._norms()
         active = self.active & self._with_rows(norms)
         clip = torch.where(norms > self.clip_norm, self.clip_norm / norms, 1.0)
-        for group, parameter, slots in self._stacks():
-            chosen = [i for i, slot in enumerate(slots) if active[slot]]
-            if not chosen:
-                continue
-            state = self.state[parameter]
-            if not state:
-                state["step"] = torch.zeros(len(slots))
-                state["exp_avg"] = torch.zeros_like(parameter)
-                state["exp_avg_sq"] = torch.zeros_like(parameter)
-            state["step"][chosen] += 1
-            owners = torch.tensor([slots[i] for i in chosen])
-            lr = group["lr"] * self.rate[owners]
-            self._update(group, parameter, slots, chosen, state, lr, clip[owners])
+        together = (
+            active.all() and (clip == 1).all() and len(set(self.rate.tolist())) == len(set(self.steps.tolist())) == 1
+        )
+        if together:  # nothing tells the tasks apart in this step: whole stacks
+            self._update(None, 0, 1.0)
+        else:
+            for owner in active.nonzero()[:, 0].tolist():
+                self._update(owner, owner, float(clip[owner]))
+        self.steps += active
         return loss
 
-    def _update(
-        self,
-        group: dict[str, Any],
-        parameter: Tensor,
-        slots: list[int],
-        chosen: list[int],
-        state: dict[str, Tensor],
-        lr: Tensor,
-        clip: Tensor,
-    ) -> None:
-        """One AdamW step of the chosen slots of a stack; the others are not even read."""
-        beta1, beta2 = group["betas"]
-        stacks = [
-            by_slot(t, slots) for t in (parameter, cast(Tensor, parameter.grad), state["exp_avg"], state["exp_avg_sq"])
-        ]
-        everything = len(chosen) == len(slots)
-        index = torch.tensor(chosen, device=parameter.device)
-        value, grad, mean, square = stacks if everything else [stack.index_select(0, index) for stack in stacks]
-
-        def spread(numbers: Tensor) -> Tensor:
-            return numbers.to(value).view(-1, *(1,) * (value.dim() - 1))
-
-        steps = state["step"][chosen].double()
-        if (clip != 1).any():
-            grad = grad * spread(clip)
-        mean.lerp_(grad, 1 - beta1)
-        square.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
-        value.mul_(spread(1 - lr * group["weight_decay"]))
-        denominator = (square / spread(1 - beta2**steps)).sqrt_().add_(group["eps"])
-        value.sub_(spread(lr / (1 - beta1**steps)) * mean / denominator)
-        if not everything:
-            for stack, changed in zip((stacks[0], stacks[2], stacks[3]), (value, mean, square), strict=True):
-                stack.index_copy_(0, index, changed)
+    def _update(self, only: int | None, owner: int, clip: float) -> None:
+        """One AdamW step of one task's slots, or (None) of every slot, with the settings of `owner`."""
+        for group in self.param_groups:
+            lists: tuple[list[Tensor], ...] = ([], [], [], [])
+            for parameter, slots in zip(group["params"], group["slots"], strict=True):
+                if parameter.grad is None or (only is not None and only not in slots):
+                    continue
+                state = self.state[parameter]
+                if not state:
+                    state["exp_avg"] = torch.zeros_like(parameter)
+                    state["exp_avg_sq"] = torch.zeros_like(parameter)
+                stacks = (parameter, parameter.grad, state["exp_avg"], state["exp_avg_sq"])
+                for values, stack in zip(lists, stacks, strict=True):
+                    values.append(stack if only is None else by_slot(stack, slots)[slots.index(only)])
+            parameters, grads, means, squares = lists
+            if not parameters:
+                continue
+            if clip != 1:
+                grads = list(torch._foreach_mul(grads, clip))
+            adamw(
+                parameters,
+                grads,
+                means,
+                squares,
+                [],
+                [torch.full((), float(self.steps[owner]), device=p.device) for p in parameters],
+                fused=all(p.device.type in ("cpu", "cuda") for p in parameters),
+                amsgrad=False,
+                beta1=group["betas"][0],
+                beta2=group["betas"][1],
+                lr=float(group["lr"] * self.rate[owner]),
+                weight_decay=group["weight_decay"],
+                eps=group["eps"],
+                maximize=False,
+            )
 
 
 def by_slot(tensor: Tensor, slots: list[int]) -> Tensor:
