@@ -133,7 +133,7 @@ class Bank(nn.Module):
         """The stacked weights that the rows refer to, and each row's slot in them (None: already in row order)."""
         names = self.weights
         if index.trained is None:
-            if index.only is None or torch.compiler.is_compiling():  # a graph must not depend on which task it is
+            if torch.compiler.is_compiling() or index.only is None:  # a graph must not depend on which task it is
                 return {name: self.store(name) for name in names}, index.stored
             return {name: self.store(name)[index.only : index.only + 1] for name in names}, index.stored
         place = torch.zeros_like(index.trained)
