@@ -233,3 +233,20 @@ def test_a_thousand_tasks_in_one_bank() -> None:
     assert len({tuple(row.tolist()) for row in mixed}) == 32
     bank = next(iter(next(iter(model.taskgraft.kinds.values())).banks.values()))
     assert bank.capacity == 1024
+
+
+def test_rows_named_before_their_tasks_changed_are_refused() -> None:
+    """A freed slot may be another task's by now, and a trained one lies elsewhere: never a silently wrong result."""
+    model = grafted()
+    inputs = batch(model, rows=2)
+    with tg.rows(model, ["t0", "t1"]), pytest.raises(tg.GraftError, match="name them again"):
+        tg.train_only(model, "t1")
+        model(**inputs)
+    with tg.rows(model, ["t0", "t0"]):
+        expected = model(**inputs).logits
+        tg.add_task(model, "t9", tg.Adapter(size=4), 2, train=False)  # a newcomer at rest changes nothing for others
+        tg.remove_task(model, "t2")
+        assert torch.equal(model(**inputs).logits, expected)
+    with tg.rows(model, ["t0", "t0"]), pytest.raises(tg.GraftError, match="name them again"):
+        tg.remove_task(model, "t0")
+        model(**inputs)

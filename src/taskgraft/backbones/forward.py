@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -165,7 +165,7 @@ def grafted_generate(original: Callable[..., Any]) -> Callable[..., Any]:
         repeats = max(kwargs.get(key, getattr(config, key, 1)) or 1 for key in ("num_beams", "num_return_sequences"))
         if repeats > 1 and route.length is not None:
             names = [name for name in route.names for _ in range(repeats)]
-            route = Route(route.names, route.length, route.kinds, expanded=grafts.route_of(names))
+            route = grafts.issued(replace(route, expanded=grafts.route_of(names)))
         with bind(grafts.bound, route):
             return original(self, *args, **kwargs)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import types
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -54,6 +55,7 @@ class Grafts:
         self.tasks: dict[str, GraftedTask] = {}
         self.trained: list[str] = []
         self.bound = Bound()
+        self._routes: weakref.WeakSet[Route] = weakref.WeakSet()
         self._numbers = 0
         self._alone: Route | None = None
 
@@ -63,6 +65,11 @@ class Grafts:
         """The route in force on this thread; a model with one task goes through it when nothing is said."""
         route = self.bound.route
         if route is not None:
+            if route.stale:
+                raise GraftError(
+                    "a task of these rows was removed, or began or ended to be trained, since they were named: "
+                    "name them again with tg.rows."
+                )
             return route
         if self._alone is None:
             raise GraftError(
@@ -91,7 +98,16 @@ class Grafts:
             index = kind.slots.index(listed, device)
             if index is not None:
                 kinds[key] = index
-        return Route(listed, None if every_row else len(listed), kinds, packing=packing)
+        return self.issued(Route(listed, None if every_row else len(listed), kinds, packing=packing))
+
+    def issued(self, route: Route) -> Route:
+        """Keep an eye on a route for as long as someone holds it."""
+        self._routes.add(route)
+        return route
+
+    def _expire(self, tasks: set[str]) -> None:
+        for route in list(self._routes):
+            route.stale = route.stale or not tasks.isdisjoint(route.names)
 
     def names_of(self, task_ids: Any) -> list[str | None]:
         numbers: dict[int, str | None] = {task.number: name for name, task in self.tasks.items()}
@@ -154,21 +170,11 @@ class Grafts:
         self.require(name)
         if name in self.trained:
             self.train([task for task in self.trained if task != name])
+        self._expire({name})
         for key in self.tasks.pop(name).kinds:
             self.kinds[key].slots.release(name)
         self._discard_empty_kinds()
         self.backbone.restore()
-        self._refresh()
-
-    def rename(self, old: str, new: str) -> None:
-        self.require(old)
-        check_task_name(new)
-        if new in self.tasks:
-            raise GraftError(f"a task named {new!r} is already on this model.")
-        self.tasks = {new if name == old else name: task for name, task in self.tasks.items()}
-        self.trained = [new if name == old else name for name in self.trained]
-        for key in self.tasks[new].kinds:
-            self.kinds[key].slots.rename(old, new)
         self._refresh()
 
     def train(self, names: Sequence[str]) -> None:
@@ -179,6 +185,8 @@ class Grafts:
             raise GraftError(f"{list(names)} names a task twice.")
         methods = [self.tasks[name].method for name in names]
         self.check_trained_together(methods)
+        if list(names) != self.trained:
+            self._expire({*names, *self.trained})
         for kind in self.kinds.values():
             kind.train(names)
         self.trained = list(names)

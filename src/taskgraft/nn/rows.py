@@ -62,10 +62,6 @@ class Slots:
     def sizes(self) -> set[int]:
         return {size for size, tasks in self._sizes.items() if tasks}
 
-    def rename(self, old: str, new: str) -> None:
-        self.of[new], self.size[new] = self.of.pop(old), self.size.pop(old)
-        self.trained = [new if task == old else task for task in self.trained]
-
     def index(self, names: Sequence[str | None], device: torch.device) -> RowIndex | None:
         """The rows' places in this kind's banks, or None where no row is of this kind."""
         present = {name: number for number, name in enumerate(dict.fromkeys(names))}
@@ -122,9 +118,12 @@ class Packing:
         return padded[self.row, self.column].reshape(like.shape)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Route:
-    """The rows of one forward pass, resolved for every kind of bank on the model."""
+    """The rows of one forward pass, resolved for every kind of bank on the model.
+
+    It is `stale` once one of its tasks has left, or has begun or ended to be trained: its slots mean nothing then.
+    """
 
     names: tuple[str | None, ...]
     length: int | None  # None: whatever the batch has
@@ -132,6 +131,7 @@ class Route:
     expanded: Route | None = None  # the same rows, repeated for the beams of `generate`
     packing: Packing | None = None
     recomputing: bool = False  # a checkpointed forward, run again in backward: change no state
+    stale: bool = False
 
     def for_batch(self, x: Tensor) -> Route:
         """The route that fits a batch of x's length; anything else is a mistake of the caller's."""
