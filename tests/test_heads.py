@@ -163,3 +163,44 @@ def test_head_dropout_acts_only_while_training() -> None:
     assert torch.equal(model(**inputs).logits, model(**inputs).logits)
     model.train()
     assert not torch.equal(model(**inputs).logits, model(**inputs).logits)
+
+
+def test_missing_labels_of_every_kind() -> None:
+    model = grafted(["tags", "score", "two"])
+    inputs = batch(model, rows=2)
+
+    def losses(task: str, labels: Any) -> Tensor:
+        with tg.rows(model, task):
+            return tg.loss(model, model(**inputs), torch.tensor(labels), reduction="none")
+
+    some = losses("tags", [[1.0, 0.0, -100.0], [-100.0, 0.0, 1.0]])
+    with tg.rows(model, "tags"):
+        logits = model(**inputs).logits
+    assert torch.allclose(some[0], F.binary_cross_entropy_with_logits(logits[0, :2], torch.tensor([1.0, 0.0]).double()))
+    assert torch.allclose(
+        some[1], F.binary_cross_entropy_with_logits(logits[1, 1:3], torch.tensor([0.0, 1.0]).double())
+    )
+    assert losses("score", [-100, 1])[0] == 0
+    with pytest.raises(tg.GraftError, match="needs 3 columns of labels or more, and got 1"):
+        losses("tags", [2, 1])
+
+
+def test_token_labels_are_checked_and_lost_spans_ignored() -> None:
+    model = grafted(["entities", "answer", "tags"])
+    inputs = batch(model, rows=2)
+    with tg.rows(model, "entities"), pytest.raises(tg.GraftError, match="label 3 is not a class of task 'entities'"):
+        tg.loss(model, model(**inputs), torch.tensor([[0, 3], [0, 1]]))
+    with tg.rows(model, "answer"):
+        losses = tg.loss(model, model(**inputs), torch.tensor([[0, 99], [99, 99]]), reduction="none")
+    assert torch.isfinite(losses).all() and losses[0] > 0 and losses[1] == 0
+    with tg.rows(model, ["tags", "entities"]):  # three columns of one beside seven of the other
+        labels = torch.full((2, 7), -100)
+        labels[0, :3], labels[1, :2] = torch.tensor([1, 0, 1]), torch.tensor([0, 2])
+        assert torch.isfinite(model(**inputs, labels=labels).loss)
+
+
+def test_the_loss_is_computed_in_single_precision() -> None:
+    model = grafted(["two"]).to(torch.bfloat16)
+    with tg.rows(model, "two"):
+        output = model(**batch(model))
+        assert tg.loss(model, output, torch.zeros(6, dtype=torch.long)).dtype == torch.float32

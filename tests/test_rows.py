@@ -252,3 +252,51 @@ def test_rows_named_before_their_tasks_changed_are_refused() -> None:
         tg.remove_task(model, "t0")
         with pytest.raises(tg.GraftError, match="name them again"):
             model(**inputs)
+
+
+def test_a_task_may_be_called_none() -> None:
+    model = build("bert")
+    tg.graft(model, tg.Adapter(size=4), {"None": 2, "b": 3})
+    tg.train_only(model, [])
+    with tg.rows(model, ["b", None]):
+        assert not torch.isfinite(model(**batch(model, rows=2)).logits[1]).any()
+
+
+def test_one_block_of_rows_can_be_entered_twice() -> None:
+    model = grafted()
+    rows = tg.rows(model, "t0")
+    with rows, rows:
+        pass
+    assert model.taskgraft.bound.route is None
+
+
+def test_labels_of_a_task_without_a_head_are_not_dropped_silently() -> None:
+    model = tg.graft(build("llama"), tg.Adapter(size=4), {"classifies": 2, "writes": None})
+    inputs = batch(model, rows=2)
+    with tg.rows(model, ["classifies", "writes"]):
+        with pytest.raises(tg.GraftError, match="'writes' has no head"):
+            model(**inputs, labels=torch.tensor([0, 1]))
+        with pytest.raises(tg.GraftError, match="'classifies' has a head and writes no text"):
+            model.generate(**inputs, max_new_tokens=2)
+
+
+def test_generate_takes_its_beams_from_wherever_they_are_given() -> None:
+    model = tg.graft(build("t5"), tg.Adapter(size=4), ["a", "b"])
+    inputs = batch(model, rows=2)["input_ids"]
+    with tg.rows(model, ["a", "b"]):
+        expected = model.generate(inputs, num_beams=3, max_new_tokens=3)
+        assert torch.equal(expected, model.generate(inputs, hf.GenerationConfig(num_beams=3, max_new_tokens=3)))
+        model.generation_config.num_beams = 3
+        assert torch.equal(expected, model.generate(inputs, max_new_tokens=3))
+
+
+def test_rows_of_no_task_keep_the_own_head_of_a_question_answerer() -> None:
+    torch.manual_seed(0)
+    model = hf.BertForQuestionAnswering(hf.BertConfig(**SMALL)).eval()
+    inputs = batch(model, rows=2)
+    own = model(**inputs)
+    tg.graft(model, tg.Adapter(size=4), ["a"])
+    with tg.rows(model, ["a", None]):
+        found = model(**inputs).token_logits[1]
+    assert torch.allclose(found[:, 0], own.start_logits[1], atol=1e-5)
+    assert torch.allclose(found[:, 1], own.end_logits[1], atol=1e-5)

@@ -144,3 +144,34 @@ def test_a_norm_after_the_adapter_is_far_from_identity_at_first(method: tg.Adapt
     weights = {name: value[None] for name, value in fresh.items()}
     x = torch.randn(8, 64, 768)
     assert low <= float((bottleneck(x, torch.tensor([0]), weights, form) - x).std()) <= high
+
+
+def test_batch_norm_inside_checkpoints_and_sums_in_single_precision() -> None:
+    model = tg.graft(build("bert"), tg.Adapter(size=4, norm_inside="batch", head_dropout=0.0), {"a": 2}).train()
+    inputs = batch(model)
+    model(**inputs).logits.sum().backward()
+    plain = {path: p.grad.clone() for path, p in tg.trainable(model).items()}
+    model.zero_grad()
+    model.gradient_checkpointing_enable()
+    model(**inputs).logits.sum().backward()
+    for path, p in tg.trainable(model).items():
+        assert torch.allclose(p.grad, plain[path], atol=1e-5), path
+
+
+@torch.no_grad()
+def test_an_adapter_does_not_overflow_what_the_backbone_keeps_in_single_precision() -> None:
+    """T5 in float16 keeps its feed-forward's output in float32, because it exceeds float16."""
+    model = build("t5").half()
+    for block in model.encoder.block:
+        block.layer[1].DenseReluDense.wo.float()
+    model.encoder.block[0].layer[1].DenseReluDense.wo.weight *= 3e6
+    tg.graft(model, tg.Adapter(size=4), ["a"])
+    seen: list[Tensor] = []
+    bank = next(iter(model.encoder.block[0].layer[1].dropout.bank.values()))
+    bank.register_forward_hook(lambda _, args, result: seen.extend((args[0], result)))
+    with tg.rows(model, [None, "a"]):
+        model.encoder(input_ids=batch(model, rows=2)["input_ids"])
+    x, y = seen
+    assert x.dtype == torch.float32 and x.abs().max() > 65504
+    assert torch.equal(x[0], y[0]), "the bare row"
+    assert y.dtype == torch.float32

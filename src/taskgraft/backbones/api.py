@@ -15,7 +15,6 @@ from taskgraft.nn.heads import Head
 from taskgraft.nn.rows import bind
 
 Tasks = Sequence[str] | Mapping[str, "Head | int | Sequence[str] | None"]
-OWN = "the model's own"
 
 
 def graft(model: Any, method: Method, tasks: Tasks = ("task",), *, seed: int = 0) -> Any:

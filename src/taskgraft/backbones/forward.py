@@ -46,6 +46,7 @@ def grafted_forward(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def forward(self: Any, *args: Any, task_ids: Any = None, **kwargs: Any) -> Any:
         grafts: Grafts = self.taskgraft
+        grafts.follow_device()
         if task_ids is not None:
             if grafts.bound.route is not None:
                 raise GraftError("the batch carries task_ids while tg.rows names the rows: use one of them.")
@@ -79,8 +80,10 @@ def forward_with_heads(
     route: Route,
 ) -> GraftOutput:
     labels = kwargs.pop("labels", None)
+    if labels is not None and not torch.compiler.is_compiling():
+        check_all_have_heads(grafts, route)
     kwargs.pop("num_items_in_batch", None)  # ours is a mean over rows
-    asked = kwargs.get("output_hidden_states", False)
+    asked = kwargs.get("output_hidden_states", model.config.output_hidden_states)
     kwargs["return_dict"] = True
     if not grafts.is_base:  # a class with a head of its own: its base model's output is the last hidden state
         kwargs["output_hidden_states"] = True
@@ -91,6 +94,8 @@ def forward_with_heads(
     place = grafts.arguments.index("attention_mask")
     mask = args[place] if len(args) > place else kwargs.get("attention_mask")
     own = getattr(output, "logits", None) if grafts.own_head is not None else None
+    if "start_logits" in output:
+        own = torch.stack([output.start_logits, output.end_logits], -1)
     logits, token_logits = apply_heads(grafts, hidden, mask, route, own)
     loss = None
     if labels is not None:
@@ -107,6 +112,15 @@ def forward_with_heads(
         hidden_states=output.hidden_states if asked else None,
         attentions=getattr(output, "attentions", None),
     )
+
+
+def check_all_have_heads(grafts: Grafts, route: Route) -> None:
+    for name in route.names:
+        if name is not None and grafts.tasks[name].head is None:
+            raise GraftError(
+                f"task {name!r} has no head, so its labels mean something else than those of the other rows: "
+                "give it batches of its own."
+            )
 
 
 def apply_heads(
@@ -130,7 +144,6 @@ def apply_heads(
         if before is None and own is not None and own.dim() == logits.dim() and grafts.own_per_token == kind.per_token:
             before = own.to(logits.dtype)
         if before is not None:
-            assert index.member is not None or before is own
             member = index.member if index.member is not None else torch.ones_like(index.sizes, dtype=torch.bool)
             width = max(before.shape[-1], logits.shape[-1])
             before, logits = widen(before, width), widen(logits, width)
@@ -160,9 +173,16 @@ def grafted_generate(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def generate(self: Any, *args: Any, task_ids: Any = None, **kwargs: Any) -> Any:
         grafts: Grafts = self.taskgraft
+        grafts.follow_device()
         route = grafts.route() if task_ids is None else grafts.route_of(grafts.names_of(task_ids))
-        config = kwargs.get("generation_config") or self.generation_config
-        repeats = max(kwargs.get(key, getattr(config, key, 1)) or 1 for key in ("num_beams", "num_return_sequences"))
+        headed = [name for name in route.names if name is not None and grafts.tasks[name].head is not None]
+        if headed:
+            raise GraftError(f"task {headed[0]!r} has a head and writes no text: call the model for its logits.")
+        given = kwargs.get("generation_config") or (args[1] if len(args) > 1 else None)
+        repeats = 1
+        for key in ("num_beams", "num_return_sequences"):
+            found = (kwargs.get(key), getattr(given, key, None), getattr(self.generation_config, key, None))
+            repeats = max(repeats, next((value for value in found if value is not None), 1))
         if repeats > 1 and route.length is not None:
             names = [name for name in route.names for _ in range(repeats)]
             route = grafts.issued(replace(route, expanded=grafts.route_of(names)))
@@ -200,13 +220,24 @@ def keep_rows_when_checkpointing(grafts: Grafts) -> None:
 
 
 def check_labels(labels: Tensor, heads: Sequence[Head | None], names: Sequence[str | None]) -> None:
-    """Name the first label that is no class of its row's task (on the CPU, where looking costs nothing)."""
+    """Name the first labels that cannot be those of their row's task (on the CPU, where looking costs nothing)."""
     if labels.device.type != "cpu" or labels.shape[0] != len(heads):
         return
-    first = (labels if labels.dim() == 1 else labels[:, 0]).tolist()
-    for label, head, name in zip(first, heads, names, strict=True):
-        if head is not None and head.kind == "classification" and label != IGNORED and not 0 <= label < head.width:
-            raise GraftError(f"label {label:g} is not a class of task {name!r}, which has 0 to {head.width - 1}.")
+    columns = 1 if labels.dim() == 1 else labels.shape[1]
+    for row, head, name in zip(labels.view(len(heads), -1).tolist(), heads, names, strict=True):
+        if head is None or head.kind == "regression":
+            continue
+        needed = {"multilabel": head.width, "spans": 2, "tokens": 2}.get(head.kind, 1)
+        if columns < needed:
+            raise GraftError(
+                f"task {name!r} ({head.kind}) needs {needed} columns of labels or more, and got {columns}."
+            )
+        if head.kind in ("classification", "tokens"):
+            for label in row[:1] if head.kind == "classification" else row:
+                if label != IGNORED and not 0 <= label < head.width:
+                    raise GraftError(
+                        f"label {label:g} is not a class of task {name!r}, which has 0 to {head.width - 1}."
+                    )
 
 
 def loss(

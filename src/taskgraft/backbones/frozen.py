@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -58,14 +59,15 @@ class FrozenBackbone:
 
     # -- what trains
 
-    def train(self, method: Method | None) -> None:
-        """Let a method train the backbone's weights that it is about (None: none); remember them as they were."""
-        trained = {} if method is None else self.parameters_of(method)
+    def train(self, methods: Sequence[Method]) -> None:
+        """Let the one method that trains the backbone's own weights do so; remember them as they were."""
+        trained = self.parameters_of(methods[0]) if len(methods) == 1 else {}
         for path, parameter in self.model.named_parameters():
             if path in self._required_grad:
                 parameter.requires_grad_(path in trained)
         self._before_training = self._before_training or {path: p.detach().clone() for path, p in trained.items()}
-        self.model._keys_to_ignore_on_save = self.keys - set(trained)  # a checkpoint holds what trains
+        # A checkpoint holds what trains. Where nothing does, what is saved is the backbone.
+        self.model._keys_to_ignore_on_save = self.keys - set(trained) if methods else self._ignored_on_save
 
     def parameters_of(self, method: Method) -> dict[str, nn.Parameter]:
         """The backbone's own weights that a method trains."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import threading
 import types
 import weakref
 from collections.abc import Mapping, Sequence
@@ -13,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from taskgraft.backbones.checkpoint import TASKS, TrainedTasks
 from taskgraft.backbones.count import form_of
 from taskgraft.backbones.forward import grafted_forward, grafted_generate
 from taskgraft.backbones.frozen import FrozenBackbone, base_prefix, own_head, top_layer_parameters
-from taskgraft.backbones.kinds import HeadKindOf, Kind, check_weights, float_dtype, kind_key
+from taskgraft.backbones.kinds import HeadsKind, Kind, check_weights, float_dtype, kind_key
 from taskgraft.backbones.sites import Family, family_of
 from taskgraft.backbones.wrap import NormSite, Site
 from taskgraft.errors import GraftError
@@ -27,6 +29,7 @@ from taskgraft.nn.norms import NormBank
 from taskgraft.nn.rows import Bound, Packing, Route, RowIndex, Slots
 
 HEADS = "taskgraft_heads"
+ROUTES = threading.Lock()  # threads name rows while others change tasks
 
 
 @dataclass(frozen=True)
@@ -51,9 +54,10 @@ class Grafts:
         self.own_head, self.own_per_token = own_head(model)
         self.arguments = [name for name in inspect.signature(type(model).forward).parameters if name != "self"]
         self.kinds: dict[str, Kind] = {}
-        self.head_kinds: dict[str, HeadKindOf] = {}
+        self.head_kinds: dict[str, HeadsKind] = {}
         self.tasks: dict[str, GraftedTask] = {}
         self.trained: list[str] = []
+        self.generation = 0  # how often the trained tasks have changed, and their Parameters with them
         self.bound = Bound()
         self._routes: weakref.WeakSet[Route] = weakref.WeakSet()
         self._numbers = 0
@@ -102,12 +106,14 @@ class Grafts:
 
     def issued(self, route: Route) -> Route:
         """Keep an eye on a route for as long as someone holds it."""
-        self._routes.add(route)
+        with ROUTES:
+            self._routes.add(route)
         return route
 
     def _expire(self, tasks: set[str]) -> None:
-        for route in list(self._routes):
-            route.stale = route.stale or not tasks.isdisjoint(route.names)
+        with ROUTES:
+            for route in self._routes:
+                route.stale = route.stale or not tasks.isdisjoint(route.names)
 
     def names_of(self, task_ids: Any) -> list[str | None]:
         numbers: dict[int, str | None] = {task.number: name for name, task in self.tasks.items()}
@@ -185,13 +191,16 @@ class Grafts:
             raise GraftError(f"{list(names)} names a task twice.")
         methods = [self.tasks[name].method for name in names]
         self.check_trained_together(methods)
+        for kind in self.kinds.values():
+            kind.check_shared(names)
         if list(names) != self.trained:
             self._expire({*names, *self.trained})
+            self.generation += 1
         for kind in self.kinds.values():
             kind.train(names)
         self.trained = list(names)
         self.backbone.set_dropout(on=not methods or methods[0].backbone_dropout)
-        self.backbone.train(methods[0] if len(methods) == 1 else None)
+        self.backbone.train(methods)
         self._refresh()
 
     @staticmethod
@@ -355,7 +364,7 @@ class Grafts:
         key = kind_key(f"{group}{pooling}", hidden, method.head_dropout)
         if key in self.head_kinds:
             return self.head_kinds[key]
-        kind = HeadKindOf(key, per_token=head.per_token, spans=head.kind == "spans", pooling=pooling)
+        kind = HeadsKind(key, per_token=head.per_token, spans=head.kind == "spans", pooling=pooling)
         last = list(self.base_model.parameters())[-1]
         bank = HeadBank(self.width, hidden, method.head_dropout, head.width, last.device, float_dtype(last))
         if not hasattr(self.model, HEADS):
@@ -386,7 +395,13 @@ class Grafts:
                 weights |= {f"{site}.{name}": value for name, value in values.items()}
         return weights
 
+    def follow_device(self) -> None:
+        """The model may have moved since the route of its only task was made."""
+        if self._alone is not None and self._alone_on != self.device:
+            self._refresh()
+
     def _refresh(self) -> None:
+        self._alone_on = self.device
         only = next(iter(self.tasks)) if len(self.tasks) == 1 else None
         self._alone = self.route_of(only) if only is not None or not self.tasks else None
 
@@ -396,6 +411,7 @@ class Grafts:
         model = self.model
         model.requires_grad_(False)
         model.taskgraft = self
+        model.add_module(TASKS, TrainedTasks(self))
         model.forward = types.MethodType(grafted_forward(type(model).forward), model)
         if callable(getattr(model, "generate", None)):
             model.generate = types.MethodType(grafted_generate(type(model).generate), model)
@@ -406,6 +422,7 @@ class Grafts:
         for kind in self.kinds.values():
             kind.slots = Slots()
         self._discard_empty_kinds()
+        model._modules.pop(TASKS)
         self.backbone.give_back(restore)
         for attribute in ("taskgraft", "forward", "generate", "accepts_loss_kwargs"):
             model.__dict__.pop(attribute, None)

@@ -47,6 +47,21 @@ class Kind:
             for tensor, weight in bank.layout(size).items()
         }
 
+    def check_shared(self, tasks: Sequence[str]) -> None:
+        """Refuse to train tasks together that share weights and were trained apart: they no longer agree on them."""
+        mine = [task for task in tasks if task in self.slots.of]
+        for bank in self.banks.values():
+            shared = [name for name, weight in bank.weights.items() if weight.shared]
+            if not shared or bank.store(shared[0]).is_meta:
+                return
+            first, *others = [bank.read(self.slots.of[task], self.slots.size[task]) for task in mine] or [{}]
+            for task, values in zip(mine[1:], others, strict=True):
+                if not all(torch.equal(first[name], values[name]) for name in shared):
+                    raise GraftError(
+                        f"tasks {mine[0]!r} and {task!r} share weights and were trained apart, so they differ in "
+                        "them: train them together from the start, or give each its own."
+                    )
+
     def train(self, tasks: Sequence[str]) -> None:
         mine = [task for task in tasks if task in self.slots.of]
         if mine == self.slots.trained:
@@ -65,7 +80,7 @@ class Kind:
 
 
 @dataclass
-class HeadKindOf(Kind):
+class HeadsKind(Kind):
     """Heads that read the backbone in one way."""
 
     per_token: bool = False

@@ -35,12 +35,6 @@ class Wrapper(nn.Module):
         self.__dict__["grafts"] = grafts
         self._modules["bank"] = nn.ModuleDict()
 
-    @property
-    def banks(self) -> dict[str, Any]:
-        bank = self._modules["bank"]
-        assert isinstance(bank, nn.ModuleDict)
-        return dict(bank.items())
-
     def add_bank(self, kind: str, bank: nn.Module) -> None:
         self.bank.add_module(kind, bank.train(self.training))
 

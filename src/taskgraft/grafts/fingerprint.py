@@ -140,7 +140,7 @@ def check_backbone(
     """
     here = fingerprint(model)
     exact = made_for["sha256"] == here.sha256
-    if not exact and made_for["signs"] != here.signs:
+    if not exact and (made_for["signs"] != here.signs or made_for["dtype"] == here.dtype):
         raise GraftError(
             f"graft {graft!r} was made for another backbone ({made_for['name']}, sha256 {made_for['sha256'][:12]}…; "
             f"this one is {backbone_name(model)}, {here.sha256[:12]}…): load that one, or train the task on this one."

@@ -109,6 +109,8 @@ class Bank(nn.Module):
                 self.register_parameter(name, None)
                 continue
             values = self.store(name)[torch.tensor(slots[:1] if weight.shared else list(slots))].clone()
+            if values.dtype in (torch.float16, torch.bfloat16):  # small steps are lost in half precision
+                values = values.float()
             if weight.role == "state":
                 self.register_buffer(name, values)
             else:
@@ -116,16 +118,16 @@ class Bank(nn.Module):
 
     @torch.no_grad()
     def widen(self, width: int) -> None:
-        """Make room for larger slots: zero-padded, so that nothing that is there changes its result."""
-        trained = self.trained_slots
-        self.train_slots([])
+        """Make room for larger slots: zero-padded, so that nothing that is there changes its result.
+
+        Parameters stay the same objects, so that an optimiser that has them goes on training them.
+        """
         for name, weight in self.layout(width).items():
-            store = self.store(name)
-            padded = store.new_zeros(store.shape[0], *weight.shape)
-            corner(padded, store.shape).copy_(store)
-            setattr(self, f"store_{name}", padded)
+            setattr(self, f"store_{name}", padded_to(weight.shape, self.store(name)))
+            if self.trained_slots:
+                self.trained(name).data = padded_to(weight.shape, self.trained(name).data)
+                self.trained(name).grad = None
         self.width = width
-        self.train_slots(trained)
 
     # -- rows
 
@@ -140,11 +142,12 @@ class Bank(nn.Module):
 
         def trained(name: str) -> tuple[Tensor, Tensor]:
             assert index.trained is not None
-            return self.trained(name), (place if names[name].shared else index.trained)
+            values = self.trained(name).to(self.store(name).dtype)
+            return values, (place if names[name].shared else index.trained)
 
         if index.stored is None:
             if not any(weight.shared for weight in names.values()):
-                return {name: self.trained(name) for name in names}, index.trained
+                return {name: trained(name)[0] for name in names}, index.trained
             return {name: stack.index_select(0, rows) for name in names for stack, rows in [trained(name)]}, None
         assert index.positions is not None
         merged = {}
@@ -158,6 +161,13 @@ class Bank(nn.Module):
 def corner(whole: Tensor, shape: Sequence[int]) -> Tensor:
     """The part of `whole` that a smaller tensor of this shape fills, from index 0 on in every dimension."""
     return whole[tuple(slice(0, n) for n in shape)]
+
+
+def padded_to(shape: Sequence[int], stack: Tensor) -> Tensor:
+    """A stack whose slots are padded with zeros to a larger shape."""
+    padded = stack.new_zeros(stack.shape[0], *shape)
+    corner(padded, stack.shape).copy_(stack)
+    return padded
 
 
 def bottleneck_layout(d: int, form: Form) -> Layout:
@@ -232,6 +242,7 @@ class AdapterBank(Bank):
 
         def statistics(h: Tensor) -> tuple[Tensor, Tensor]:
             assert index.trained is not None
+            dtype, h = h.dtype, h.to(torch.promote_types(h.dtype, torch.float32))  # sums over many tokens
             uniform = index.group.shape[0] == 1
             group = index.group.expand(h.shape[0])
             count = h.new_zeros(index.groups).index_add(0, group, h.new_full(h.shape[:1], h.shape[1]))[:, None]
@@ -241,11 +252,10 @@ class AdapterBank(Bank):
             variance = h.new_zeros(index.groups, h.shape[-1]).index_add(0, group, centred) / count
             filled = index.group if index.positions is None else index.group[index.positions]
             if update:
-                unbiased = variance * count / (count - 1).clamp(min=1)
-                for name, value in (("inside_mean", mean), ("inside_var", unbiased)):
-                    running = self.trained(name)
-                    moved = running[index.trained].lerp(value[filled].detach().to(running.dtype), 0.1)
-                    running.index_copy_(0, index.trained, moved)
+                self._move_running_statistics(
+                    index.trained, mean.detach()[filled], variance.detach()[filled], count[filled]
+                )
+            mean, variance = mean.to(dtype), variance.to(dtype)
             if uniform:
                 return mean[group[:1]][:, None], variance[group[:1]][:, None]
             if index.positions is None:
@@ -259,3 +269,10 @@ class AdapterBank(Bank):
             )
 
         return statistics
+
+    @torch.no_grad()
+    def _move_running_statistics(self, slots: Tensor, mean: Tensor, variance: Tensor, count: Tensor) -> None:
+        unbiased = variance * count / (count - 1).clamp(min=1)
+        for name, value in (("inside_mean", mean), ("inside_var", unbiased)):
+            running = self.trained(name)
+            running.index_copy_(0, slots, running[slots].lerp(value.to(running.dtype), 0.1))

@@ -60,7 +60,7 @@ BatchStatistics = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 def kernel_for(x: Tensor, form: Form) -> str:
-    """The implementation that `bottleneck` uses for such an input. The place where a GPU kernel is chosen."""
+    """The implementation in `KERNELS` that `bottleneck` uses for such an input."""
     return "eager"
 
 
@@ -82,17 +82,31 @@ def bottleneck(
     that the weights already lie in row order. `source` is what the branch reads instead of x (parallel adapters);
     `sizes` [rows] are the true sizes, needed where the form masks padded hidden units.
     """
-    dtype = x.dtype
+    kernel = KERNELS[kernel_for(x, form)]
+    return kernel(x, rows, weights, form, x if source is None else source, sizes, statistics, training)
+
+
+def eager(
+    x: Tensor,
+    rows: Tensor | None,
+    weights: Mapping[str, Tensor],
+    form: Form,
+    source: Tensor,
+    sizes: Tensor | None,
+    statistics: BatchStatistics | None,
+    training: bool,
+) -> Tensor:
+    """The reference: gather each row's weights, then batched products, in the finer dtype of x and the weights."""
     w = {name: take(stack, rows) for name, stack in weights.items()}
-    if dtype != w["down"].dtype and not torch.is_autocast_enabled(x.device.type):
-        x = x.to(w["down"].dtype)
-        source = None if source is None else source.to(w["down"].dtype)
-    h = x if source is None else source
+    h = source
+    if not torch.is_autocast_enabled(x.device.type):
+        dtype = torch.promote_types(source.dtype, w["down"].dtype)
+        w, h = {name: value.to(dtype) for name, value in w.items()}, source.to(dtype)
     if form.norm_before:
         h = scale_and_shift(F.layer_norm(h, h.shape[-1:], eps=NORM_EPS), w["before_weight"], w["before_bias"])
     h = hidden_units(affine(h, w["down"], w["down_bias"]), w, form, sizes, statistics, training)
-    if form.is_plain:
-        return residual_affine(x, h, w["up"], w["up_bias"]).to(dtype)
+    if form.is_plain and x.dtype == h.dtype == w["up"].dtype:
+        return residual_affine(x, h, w["up"], w["up_bias"])
     branch = affine(h, w["up"], w["up_bias"])
     if form.norm_after is not None:
         branch = scale_and_shift(
@@ -100,7 +114,11 @@ def bottleneck(
         )
     if form.scaling != 1.0:
         branch = branch * form.scaling
-    return (x + (x * branch if form.multiplicative else branch)).to(dtype)
+    branch = branch.to(x.dtype)
+    return x + (x * branch if form.multiplicative else branch)
+
+
+KERNELS = {"eager": eager}
 
 
 def hidden_units(
@@ -151,8 +169,6 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 def residual_affine(x: Tensor, h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """`x + h @ weight + bias`, the product added in place to the one new tensor there is."""
-    if torch.is_autocast_enabled(x.device.type):  # x and h may differ in dtype
-        return x + affine(h, weight, bias)
     if weight.shape[0] == 1:
         return (x.flatten(0, 1) + bias[0]).addmm_(h.flatten(0, 1), weight[0]).view(x.shape)
     return (x + bias[:, None]).baddbmm_(h, weight)

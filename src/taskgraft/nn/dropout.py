@@ -30,7 +30,8 @@ class _Dropout(torch.autograd.Function):
 
 def dropout(module: nn.Module, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """What `module(x)` gives; a plain dropout layer that is at work on a CPU is drawn four elements at a time."""
-    plain = type(module) is nn.Dropout and module.training and 0 < module.p < 1 and not module._forward_hooks
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    plain = type(module) is nn.Dropout and module.training and 0 < module.p < 1 and not any(hooks)
     if plain and x.device.type == "cpu" and not torch.compiler.is_compiling():
         dropped: Tensor = _Dropout.apply(x, module.p)  # type: ignore[no-untyped-call]
         return dropped

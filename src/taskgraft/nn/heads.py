@@ -124,7 +124,7 @@ def pool(hidden: Tensor, mask: Tensor | None, pooling: str) -> Tensor:
         return hidden.mean(1) if pooling == "mean" else hidden[:, -1]
     if pooling == "mean":
         weight = mask.to(hidden.dtype)[:, None]
-        return (torch.bmm(weight, hidden) / weight.sum(-1, keepdim=True).clamp(min=1))[:, 0]
+        return torch.bmm(weight / weight.sum(-1, keepdim=True).clamp(min=1), hidden)[:, 0]
     last = (mask * torch.arange(mask.shape[1], device=mask.device)).argmax(1)
     return hidden[torch.arange(hidden.shape[0], device=hidden.device), last]
 
@@ -148,7 +148,7 @@ def row_losses(
     some = logits if logits is not None else token_logits
     if some is None:
         raise GraftError("no row of this batch has a head, so there are no logits to compute a loss from.")
-    zero = some.new_zeros(())
+    zero = some.new_zeros((), dtype=torch.promote_types(some.dtype, torch.float32))
     total, counts = zero.expand(rows), torch.zeros(rows, dtype=torch.bool, device=some.device)
     for kind in sorted({head.kind for head in heads if head is not None}):
         mine = torch.tensor([head is not None and head.kind == kind for head in heads], device=some.device)
@@ -156,6 +156,7 @@ def row_losses(
         assert source is not None
         # Rows of other kinds are computed on zeros, so that their padding cannot reach a gradient.
         picked = torch.where(mine.view(rows, *(1,) * (source.dim() - 1)), source, zero)
+        picked = picked.to(torch.promote_types(picked.dtype, torch.float32))
         answers = torch.where(mine[:, None], labels, 0)
         loss, counted = LOSSES[kind](picked, answers, label_smoothing)
         counted = counted & mine
@@ -182,16 +183,20 @@ def _classification(logits: Tensor, labels: Tensor, smoothing: float) -> tuple[T
 
 
 def _multilabel(logits: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
-    known = torch.isfinite(logits[:, : labels.shape[1]])
-    safe = torch.where(known, logits[:, : labels.shape[1]], logits.new_zeros(()))
+    width = min(logits.shape[1], labels.shape[1])
+    logits, labels = logits[:, :width], labels[:, :width]
+    known = torch.isfinite(logits) & (labels != IGNORED)
+    safe = torch.where(known, logits, logits.new_zeros(()))
     target = labels.to(logits.dtype).clamp(0, 1) * (1 - smoothing) + smoothing / 2
     loss = F.binary_cross_entropy_with_logits(safe, target, reduction="none") * known
-    return loss.sum(1) / known.sum(1).clamp(min=1), labels[:, 0] != IGNORED
+    return loss.sum(1) / known.sum(1).clamp(min=1), known.any(1)
 
 
 def _regression(logits: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
-    answer = labels[:, 0].to(logits.dtype)  # any number is an answer, so the missing one is NaN
-    return (logits[:, 0] - answer.nan_to_num()).square(), ~answer.isnan()
+    # Any number is an answer, so a missing one is NaN; among whole numbers, which have no NaN, it is -100.
+    missing = labels[:, 0].isnan() if labels.is_floating_point() else labels[:, 0] == IGNORED
+    answer = labels[:, 0].to(logits.dtype).masked_fill(missing, 0.0)
+    return (logits[:, 0] - answer).square(), ~missing
 
 
 def _tokens(logits: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
@@ -203,7 +208,11 @@ def _tokens(logits: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, T
 
 def _spans(logits: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
     answers = labels[:, :2].long()
-    losses = smooth_cross_entropy(logits[:, :, :2].transpose(1, 2), answers, smoothing)
+    places = logits[:, :, :2].transpose(1, 2)  # [rows, 2, length]
+    answers = answers.masked_fill((answers < 0) | (answers >= places.shape[-1]), IGNORED)
+    there = places.gather(-1, answers.clamp(min=0)[..., None])[..., 0]
+    answers = answers.masked_fill(~torch.isfinite(there), IGNORED)  # an answer that was cut off, or in the padding
+    losses = smooth_cross_entropy(places, answers, smoothing)
     known = (answers != IGNORED).sum(1)
     return losses.sum(1) / known.clamp(min=1), known > 0
 

@@ -74,12 +74,12 @@ class Slots:
         def integers(values: Sequence[int]) -> Tensor:
             return torch.tensor(values, dtype=torch.long, device=device)
 
-        place = {task: number for number, task in enumerate(self.trained)}
+        place: dict[str | None, int] = {task: number for number, task in enumerate(self.trained)}
         filled = [row for row, name in enumerate(names) if name in place]
-        trained = integers([place[str(names[row])] for row in filled]) if filled else None
+        trained = integers([place[name] for name in names if name in place]) if filled else None
         stored = None
         if len(filled) < len(names):
-            stored = integers([0 if name in place else self.of.get(str(name), 0) for name in names])
+            stored = integers([0 if name is None or name in place else self.of.get(name, 0) for name in names])
         member = None
         if len(mine) < len(present):
             member = torch.tensor([name in self.of for name in names], dtype=torch.bool, device=device)
@@ -87,11 +87,11 @@ class Slots:
             stored=stored,
             trained=trained,
             positions=integers(filled) if trained is not None and stored is not None else None,
-            sizes=integers([self.size.get(str(name), 0) for name in names]),
+            sizes=integers([0 if name is None else self.size.get(name, 0) for name in names]),
             group=integers([present[name] for name in names]),
             groups=len(present),
             member=member,
-            only=self.of[mine[0]] if len(present) == 1 and trained is None else None,
+            only=self.of[str(mine[0])] if len(present) == 1 and trained is None else None,
         )
 
 
@@ -168,11 +168,12 @@ class bind:
 
     def __init__(self, bound: Bound, route: Route) -> None:
         self.bound, self.route = bound, route
+        self.before: list[Route | None] = []
 
     def __enter__(self) -> Route:
-        self.before = self.bound.route
+        self.before.append(self.bound.route)
         self.bound.route = self.route
         return self.route
 
     def __exit__(self, *_: object) -> None:
-        self.bound.route = self.before
+        self.bound.route = self.before.pop()

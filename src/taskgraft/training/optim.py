@@ -15,7 +15,7 @@ from torch.optim.adamw import adamw
 
 from taskgraft.backbones.api import grafts_of
 from taskgraft.errors import GraftError
-from taskgraft.nn.bank import Weight
+from taskgraft.nn.bank import Weight, padded_to
 
 
 class AdamW(torch.optim.Optimizer):
@@ -36,6 +36,8 @@ class AdamW(torch.optim.Optimizer):
         eps: float = 1e-6,
         clip_norm: float | Mapping[str, float] | None = None,
     ) -> None:
+        self.grafts = grafts_of(model)
+        self.generation = self.grafts.generation
         owned = list(owned_parameters(model))
         if not owned:
             raise GraftError("no task of this model is being trained: choose some with tg.train_only.")
@@ -114,12 +116,20 @@ class AdamW(torch.optim.Optimizer):
                 found[torch.tensor(slots)[some]] = True
         return found
 
+    def _check_current(self) -> None:
+        if self.grafts.generation != self.generation:
+            raise GraftError(
+                f"the tasks being trained have changed since this optimiser was made for {', '.join(self.owners)}: "
+                "make a new one."
+            )
+
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._check_current()
         norms = self._norms()
         active = self.active & self._with_rows(norms)
         clip = torch.where(norms > self.clip_norm, self.clip_norm / norms, 1.0)
@@ -145,6 +155,9 @@ class AdamW(torch.optim.Optimizer):
                 if not state:
                     state["exp_avg"] = torch.zeros_like(parameter)
                     state["exp_avg_sq"] = torch.zeros_like(parameter)
+                elif state["exp_avg"].shape != parameter.shape:  # the bank was widened for a larger task
+                    for key in ("exp_avg", "exp_avg_sq"):
+                        state[key] = padded_to(parameter.shape[1:], state[key])
                 stacks = (parameter, parameter.grad, state["exp_avg"], state["exp_avg_sq"])
                 for values, stack in zip(lists, stacks, strict=True):
                     values.append(stack if only is None else by_slot(stack, slots)[slots.index(only)])
@@ -188,9 +201,6 @@ def per_owner(field: str, value: float | Mapping[str, float], owners: list[str])
     return [float(value[owner]) for owner in owners]
 
 
-SHARED = "(shared)"
-
-
 def owned_parameters(model: Any) -> Iterator[tuple[torch.nn.Parameter, list[str], bool]]:
     """Every trained parameter, the task of each of its slots, and whether it is decayed."""
     grafts = grafts_of(model)
@@ -201,11 +211,14 @@ def owned_parameters(model: Any) -> Iterator[tuple[torch.nn.Parameter, list[str]
                 parameter = bank._parameters.get(name)
                 if parameter is not None:
                     seen.add(id(parameter))
-                    yield parameter, owners_of(weight, kind.slots.trained), weight.role == "matrix"
+                    yield parameter, owners_of(weight, kind.key, kind.slots.trained), weight.role == "matrix"
     for parameter in model.parameters():
         if parameter.requires_grad and id(parameter) not in seen:
             yield parameter, [grafts.trained[0]], parameter.dim() > 1
 
 
-def owners_of(weight: Weight, tasks: list[str]) -> list[str]:
-    return [SHARED] if weight.shared and len(tasks) > 1 else list(tasks[:1] if weight.shared else tasks)
+def owners_of(weight: Weight, kind: str, tasks: list[str]) -> list[str]:
+    """The task of each slot; what several tasks of a kind share is a slot of its own."""
+    if weight.shared:
+        return [f"(shared {kind})"] if len(tasks) > 1 else tasks[:1]
+    return list(tasks)
