@@ -8,8 +8,8 @@ adapters of size 64 at both sites of every layer. Measured, in this order:
   training  forward, loss, backward, optimiser step: full fine-tuning; an adapter with the backbone's dropout on and off
   peer      the same forwards and training steps under `adapters` 1.3.0, in its own process and environment
 
-The variants of a section take turns, in an order shuffled in every round; ratios are to the section's first variant,
-which runs in the same process. The command (--quick: a smoke run):
+The variants of a section take turns, in an order shuffled in every round; ratios are to the section's first variant in
+the same round and process, and the median of those is given. The command (--quick: a smoke run):
 
   python benchmarks/cpu.py --peer-python peer/bin/python --json cpu.json
 """
@@ -61,7 +61,8 @@ def measure(variants: dict[str, Run], rounds: int, warmups: int) -> Section:
     for name, ms in times.items():
         q1, q2, q3 = quantiles(ms, n=4, method="inclusive")
         section[name] = {"rounds": rounds, "median_ms": q2, "q1_ms": q1, "q3_ms": q3, "min_ms": min(ms)}
-        section[name] |= {"ratio": q2 / median(base), "ratio_of_minima": min(ms) / min(base)}
+        paired = [own / other for own, other in zip(ms, base, strict=True)]  # of one round, so that drift cancels
+        section[name] |= {"ratio": median(paired), "ratio_of_minima": min(ms) / min(base)}
     return section
 
 
