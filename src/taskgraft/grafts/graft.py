@@ -73,30 +73,6 @@ class Graft:
     task: dict[str, Any] = field(default_factory=dict)
     created: str = field(default_factory=now)
 
-    @classmethod
-    def from_model(
-        cls,
-        model: Any,
-        task: str,
-        *,
-        metrics: Mapping[str, Any] | None = None,
-        training: Mapping[str, Any] | None = None,
-        task_record: Mapping[str, Any] | None = None,
-    ) -> Graft:
-        """A copy of one task of a grafted model, on the CPU."""
-        grafts = api.grafts_of(model)
-        entry = grafts.require(task)
-        return cls(
-            name=task,
-            method=entry.method,
-            head=entry.head,
-            tensors={name: value.cpu().contiguous() for name, value in grafts.read(task).items()},
-            backbone={"name": backbone_name(model), **dataclasses.asdict(fingerprint(model))},
-            metrics=dict(metrics or {}),
-            training=dict(training or {}),
-            task=dict(task_record or {}),
-        )
-
     @property
     def parameters(self) -> int:
         """How many numbers were trained: what `tg.count` says of the method."""
@@ -150,8 +126,19 @@ def get_graft(
     training: Mapping[str, Any] | None = None,
     task_record: Mapping[str, Any] | None = None,
 ) -> Graft:
-    """Take a copy of a task off a grafted model, ready to be saved; the model stays as it is."""
-    return Graft.from_model(model, task, metrics=metrics, training=training, task_record=task_record)
+    """Take a copy of a task off a grafted model, onto the CPU and ready to be saved; the model stays as it is."""
+    grafts = api.grafts_of(model)
+    entry = grafts.require(task)
+    return Graft(
+        name=task,
+        method=entry.method,
+        head=entry.head,
+        tensors={name: value.cpu().contiguous() for name, value in grafts.read(task).items()},
+        backbone={"name": backbone_name(model), **dataclasses.asdict(fingerprint(model))},
+        metrics=dict(metrics or {}),
+        training=dict(training or {}),
+        task=dict(task_record or {}),
+    )
 
 
 def load_graft(path: str | PathLike[str]) -> Graft:
