@@ -122,6 +122,11 @@ def test_sequences_packed_end_to_end_route_by_token() -> None:
     for i, n in enumerate(lengths):
         start = sum(lengths[:i])
         assert torch.allclose(found[start : start + n], expected[i, :n], atol=1e-10)
+    labels = torch.tensor([1, -100, 0])
+    with tg.rows(model, rows, lengths=lengths):
+        loss = model(input_ids=flat, attention_mask=additive, position_ids=positions, labels=labels).loss
+    with tg.rows(model, rows):
+        assert torch.allclose(loss, model(input_ids=ids * mask, attention_mask=mask, labels=labels).loss, atol=1e-10)
     with tg.rows(model, rows, lengths=[5, 2, 5]), pytest.raises(tg.GraftError, match="sum to 12"):
         model(input_ids=flat, attention_mask=additive, position_ids=positions)
 

@@ -99,7 +99,7 @@ def forward_with_heads(
     logits, token_logits = apply_heads(grafts, hidden, mask, route, own)
     loss = None
     if labels is not None:
-        names = grafts.names_in(route, hidden.shape[0])
+        names = grafts.names_in(route, len(cast(Tensor, token_logits if logits is None else logits)))
         heads = grafts.heads_of(names)
         if not torch.compiler.is_compiling():
             check_labels(labels, heads, names)
@@ -141,7 +141,8 @@ def apply_heads(
         if kind.per_token and mask is not None:  # a span cannot begin in the padding; other tokens are ignored by label
             logits = logits.masked_fill(mask[:, :, None] == 0, float("-inf")) if kind.spans else logits
         before = results.get(kind.per_token)
-        if before is None and own is not None and own.dim() == logits.dim() and grafts.own_per_token == kind.per_token:
+        same_shape = grafts.own_head is not None and grafts.own_head.per_token == kind.per_token
+        if before is None and own is not None and same_shape:
             before = own.to(logits.dtype)
         if before is not None:
             member = index.member if index.member is not None else torch.ones_like(index.sizes, dtype=torch.bool)

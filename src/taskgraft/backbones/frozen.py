@@ -143,17 +143,17 @@ def top_layer_parameters(model: nn.Module, family: Family, k: int) -> dict[str, 
     return chosen
 
 
-def own_head(model: Any) -> tuple[Head | None, bool]:
-    """The head that a model class brings along, which rows of no task keep, and whether it reads every token."""
+def own_head(model: Any) -> Head | None:
+    """The head that a model class brings along, which rows of no task keep."""
     name = type(model).__name__
     labels = tuple(str(model.config.id2label.get(i, i)) for i in range(model.config.num_labels))
     if name.endswith("ForSequenceClassification"):
-        return (Head("classification", labels) if len(labels) > 1 else Head("regression")), False
+        return Head("classification", labels) if len(labels) > 1 else Head("regression")
     if name.endswith("ForTokenClassification"):
-        return Head("tokens", labels), True
+        return Head("tokens", labels)
     if name.endswith("ForQuestionAnswering"):
-        return Head("spans"), True
-    return None, False
+        return Head("spans")
+    return None
 
 
 def base_prefix(model: Any) -> str:

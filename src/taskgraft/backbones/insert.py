@@ -23,6 +23,7 @@ from taskgraft.backbones.sites import Family, family_of
 from taskgraft.backbones.wrap import NormSite, Site
 from taskgraft.errors import GraftError
 from taskgraft.methods import Adapter, HeadOnly, Method, TopLayers
+from taskgraft.names import check_task_name
 from taskgraft.nn.bank import AdapterBank, fresh_bottleneck
 from taskgraft.nn.heads import Head, HeadBank, fresh_head
 from taskgraft.nn.norms import NormBank
@@ -51,7 +52,7 @@ class Grafts:
         self.backbone = FrozenBackbone(model, self.family)
         self.base_model: Any = model.base_model
         self.is_base: bool = self.base_model is model and not hasattr(model, "lm_head")
-        self.own_head, self.own_per_token = own_head(model)
+        self.own_head: Head | None = own_head(model)
         self.arguments = [name for name in inspect.signature(type(model).forward).parameters if name != "self"]
         self.kinds: dict[str, Kind] = {}
         self.head_kinds: dict[str, HeadsKind] = {}
@@ -431,15 +432,3 @@ class Grafts:
 def remember_input(bound: Bound, site: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """A routing hook: what the sub-layer reads is what its parallel adapter reads."""
     bound.inputs[site] = args[0] if args else kwargs["hidden_states"]
-
-
-def check_task_name(name: object) -> None:
-    """A task's name is also a folder's name, so it must be one, and must stay inside its store."""
-    if not isinstance(name, str) or not name:
-        raise GraftError("a task's name is empty: give it one, such as 'spam'.")
-    allowed = all(c.isalnum() or c in "_-. " for c in name)
-    if not allowed or name[0] in ". " or name[-1] in " ." or len(name.encode()) > 128:
-        raise GraftError(
-            f"task name {name!r} cannot be used: letters, digits, '_', '-', '.' and inner spaces only, "
-            "not beginning with '.', at most 128 bytes."
-        )

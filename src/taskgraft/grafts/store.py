@@ -22,9 +22,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
 
-from taskgraft.backbones.insert import check_task_name
 from taskgraft.errors import GraftError
 from taskgraft.grafts.graft import Graft, encode, read_graft, read_summary
+from taskgraft.names import check_task_name
 
 LINK = re.compile(r"\.versions/([0-9a-f]{32})/(\d{6,})")
 
