@@ -1,0 +1,1 @@
+"""Reports: tables of runs, the trade-off figure, model cards."""
