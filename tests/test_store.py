@@ -103,7 +103,7 @@ def test_graft_json_says_what_made_it(store: Store) -> None:
     assert record["head"]["labels"] == ["no", "yes"] and record["task"] == {"text": "message"}
     assert record["sites"] == ["encoder.0.attention", "head"]
     assert record["packages"]["torch"].startswith(torch.__version__.partition("+")[0])
-    assert sorted(os.listdir(files_of(store))) == ["graft.json", "graft.safetensors"]
+    assert sorted(os.listdir(files_of(store))) == ["README.md", "graft.json", "graft.safetensors"]
 
 
 def test_names_are_relative_links_so_that_a_store_can_be_moved(store: Store, tmp_path: Path) -> None:

@@ -25,9 +25,10 @@ from taskgraft.errors import GraftError
 from taskgraft.grafts.fingerprint import backbone_name, check_backbone, fingerprint
 from taskgraft.methods import Adapter, Method, NormsOnly, method_from_json
 from taskgraft.nn.heads import Head
+from taskgraft.reports.cards import card
 
 FORMAT = 1
-RECORD, TENSORS = "graft.json", "graft.safetensors"
+RECORD, TENSORS, CARD = "graft.json", "graft.safetensors", "README.md"
 STATE = (".inside_mean", ".inside_var")  # running statistics: saved, but not parameters
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 AGAIN = "copy the graft again, or train it again"
@@ -125,8 +126,12 @@ def get_graft(
     metrics: Mapping[str, Any] | None = None,
     training: Mapping[str, Any] | None = None,
     task_record: Mapping[str, Any] | None = None,
+    backbone: str | None = None,
 ) -> Graft:
-    """Take a copy of a task off a grafted model, onto the CPU and ready to be saved; the model stays as it is."""
+    """Take a copy of a task off a grafted model, onto the CPU and ready to be saved; the model stays as it is.
+
+    `backbone` is the name it should remember the backbone by; without one, what its configuration says.
+    """
     grafts = api.grafts_of(model)
     entry = grafts.require(task)
     return Graft(
@@ -134,7 +139,7 @@ def get_graft(
         method=entry.method,
         head=entry.head,
         tensors={name: value.cpu().contiguous() for name, value in grafts.read(task).items()},
-        backbone={"name": backbone_name(model), **dataclasses.asdict(fingerprint(model))},
+        backbone={"name": backbone or backbone_name(model), **dataclasses.asdict(fingerprint(model))},
         metrics=dict(metrics or {}),
         training=dict(training or {}),
         task=dict(task_record or {}),
@@ -187,7 +192,7 @@ def unshared(method: Method) -> Method:
 
 
 def encode(graft: Graft) -> dict[str, bytes]:
-    """The two files of a graft, in full, before anything is written."""
+    """The files of a graft, in full, before anything is written: its record, its tensors, and a card for people."""
     tensors = safetensors.torch.save(graft.tensors, metadata={"format": "pt"})
     record = {
         "format": FORMAT,
@@ -196,7 +201,8 @@ def encode(graft: Graft) -> dict[str, bytes]:
         "tensors": {"file": TENSORS, "sha256": hashlib.sha256(tensors).hexdigest(), "bytes": len(tensors)},
     }
     try:
-        return {RECORD: json.dumps(record, indent=1, ensure_ascii=False).encode(), TENSORS: tensors}
+        written = json.dumps(record, indent=1, ensure_ascii=False).encode()
+        return {RECORD: written, TENSORS: tensors, CARD: card(record).encode()}
     except (TypeError, ValueError) as error:
         raise GraftError(
             f"the metrics, training or task record of graft {graft.name!r} cannot be written as JSON: {error}; "
@@ -238,13 +244,14 @@ def read_record(name: str, folder: Path) -> dict[str, Any]:
 
 
 def read_summary(name: str, folder: Path) -> tuple[dict[str, Any], int]:
-    """graft.json and the size of both files in bytes, without reading the tensors."""
+    """graft.json and the size of all its files in bytes, without reading the tensors."""
     record = read_record(name, folder)
     with explained(name, folder, TENSORS) as path:
-        tensors, rest = path.stat().st_size, (folder / RECORD).stat().st_size
+        tensors = path.stat().st_size
+        size = sum(file.stat().st_size for file in folder.iterdir())
     if tensors != record["tensors"]["bytes"]:
         raise GraftError(not_as_written(name, tensors, record))
-    return record, tensors + rest
+    return record, size
 
 
 def read_graft(name: str, folder: Path) -> Graft:

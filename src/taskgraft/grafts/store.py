@@ -96,7 +96,7 @@ class Store:
     def put(self, graft: Graft, name: str | None = None) -> int:
         """Write a graft as the new current version of a name, and return the version's number."""
         name = graft.name if name is None else name
-        self._lineage(name)  # refuse before the lock is made
+        self.check_place(name)  # before the lock is made
         files = encode(replace(graft, name=name))
         with self._writing(create=True):
             lineage = self._lineage(name)
@@ -117,6 +117,10 @@ class Store:
             sync(lineage.parent)
             self._point(name, lineage, version)
         return version
+
+    def check_place(self, name: str) -> None:
+        """Refuse a name under which `put` could not write."""
+        self._lineage(name)
 
     def rollback(self, name: str, version: int | None = None) -> int:
         """Make an earlier version the current one (the one before it, if none is named), and return its number."""
