@@ -7,6 +7,7 @@ HyperFormer paper puts into T5. The others are the baselines both papers compare
 from __future__ import annotations
 
 import dataclasses
+import re
 import warnings
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
@@ -94,6 +95,7 @@ class Adapter(Method):
     scaling: float = 1.0
     multiplicative: bool = False
     dropout: float = 0.0
+    head_dropout: float = 0.0
     backbone_dropout: bool = False
 
     def __post_init__(self) -> None:
@@ -121,7 +123,8 @@ class Adapter(Method):
     @classmethod
     def paper(cls, size: int = 64, **changes: Any) -> Adapter:
         """The recipe of Houlsby et al.: std 1e-2, every norm, a head on the frozen pooler, dropout on."""
-        recipe: dict[str, Any] = {"init_std": 1e-2, "pooling": "pooler", "norms": "all", "backbone_dropout": True}
+        recipe: dict[str, Any] = {"init_std": 1e-2, "pooling": "pooler", "norms": "all"}
+        recipe |= {"head_dropout": 0.1, "backbone_dropout": True}
         return cls(size=size, **{**recipe, **changes})
 
     @property
@@ -225,3 +228,27 @@ def method_from_json(record: dict[str, Any]) -> Method:
         return METHODS[name](**kept)
     except TypeError as error:
         raise GraftError(f"a field of method {name!r} has the wrong type: {error}.") from error
+
+
+FORMS = "adapter-64, paper-64, full, top-2, norms, head, head-128 (a hidden layer), automl; full@3e-5 sets a rate"
+
+
+def method_named(name: str) -> tuple[Method, float | None]:
+    """A method and its learning rate (None: the default) from a short name: "adapter-64", "top-2", "full@3e-5"."""
+    match = re.fullmatch(r"(adapter|paper|full|top|norms|head)(?:-(\d+))?(?:@(\d+(?:\.\d+)?(?:e-?\d+)?))?", name)
+    if match is None:
+        raise GraftError(f"method {name!r} is unknown: use {FORMS}.")
+    kind, number, rate = match[1], None if match[2] is None else int(match[2]), match[3]
+    if (number is None and kind == "top") or (number is not None and kind in ("full", "norms")):
+        raise GraftError(f"method {name!r} has {'no number' if number is None else 'a number too many'}: use {FORMS}.")
+    method: Method
+    if kind == "adapter":
+        method = Adapter(size=number)
+    elif kind == "paper":
+        method = Adapter.paper(number or DEFAULT_SIZE)
+    elif kind == "top":
+        method = TopLayers(k=number or 0)
+    else:
+        method = {"full": FullFineTuning(), "norms": NormsOnly(), "head": HeadOnly(hidden=number)}[kind]
+    _require(rate is None or float(rate) > 0, f"method {name!r} has a learning rate of 0: use {FORMS}.")
+    return method, None if rate is None else float(rate)
