@@ -110,7 +110,7 @@ def train_all(backbone: Any, tasks: dict[str, Data], place: dict[str, Any], argu
     attention, embeddings = options.pop("attention", None), options.pop("embeddings", None)
     model = backbone.model
     runs = {f"{task}-{seed}": (task, seed) for task in tasks for seed in range(arguments.seeds)}
-    method = tg.Adapter(size=64, pooling="mean", **{"backbone_dropout": False, **options})
+    method = tg.Adapter(size=64, pooling="mean", head_dropout=0.1, **{"backbone_dropout": False, **options})
     tg.graft(model, method, {name: tasks[task].head for name, (task, _) in runs.items()})
     if attention is not None:
         for layer in model.encoder.layer:

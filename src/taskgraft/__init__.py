@@ -36,7 +36,14 @@ _HOMES = {
     "taskgraft.backbones.describe": ("describe",),
     "taskgraft.backbones.forward": ("GraftOutput", "loss"),
     "taskgraft.backbones.load": ("Backbone", "load_backbone"),
+    "taskgraft.tasks.load": ("load_task",),
+    "taskgraft.tasks.task": ("Task",),
+    "taskgraft.training.automl": ("automl",),
+    "taskgraft.training.compare": ("compare",),
+    "taskgraft.training.evaluate": ("evaluate", "predict"),
+    "taskgraft.training.fit": ("Run", "fit", "train"),
     "taskgraft.training.optim": ("AdamW",),
+    "taskgraft.training.settings": ("Settings",),
     "taskgraft.grafts.graft": ("Graft", "add_graft", "get_graft", "load_graft"),
     "taskgraft.grafts.store": ("Store",),
 }
@@ -74,7 +81,17 @@ if TYPE_CHECKING:
     from taskgraft.methods import method_from_json as method_from_json
     from taskgraft.nn.bottleneck import bottleneck as bottleneck
     from taskgraft.nn.heads import Head as Head
+    from taskgraft.tasks.load import load_task as load_task
+    from taskgraft.tasks.task import Task as Task
+    from taskgraft.training.automl import automl as automl
+    from taskgraft.training.compare import compare as compare
+    from taskgraft.training.evaluate import evaluate as evaluate
+    from taskgraft.training.evaluate import predict as predict
+    from taskgraft.training.fit import Run as Run
+    from taskgraft.training.fit import fit as fit
+    from taskgraft.training.fit import train as train
     from taskgraft.training.optim import AdamW as AdamW
+    from taskgraft.training.settings import Settings as Settings
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,120 @@
+"""Use a graft: its scores on a task's rows, and its answers to new texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+
+from taskgraft.backbones import api
+from taskgraft.backbones.load import Backbone
+from taskgraft.errors import GraftError
+from taskgraft.grafts.graft import Graft, add_graft
+from taskgraft.tasks.metrics import score_of
+from taskgraft.tasks.task import LABEL_TYPES, Task, text_type
+from taskgraft.training.encode import encode
+from taskgraft.training.fit import device_of, positions
+from taskgraft.training.predict import Prediction, judged, predictions
+from taskgraft.training.settings import TEXT_LENGTH
+
+BATCH = 64
+
+
+def evaluate(backbone: Backbone, graft: Graft, task: Task, split: str = "test") -> dict[str, float]:
+    """The graft's metrics on a split of a task, and their mean as "score"."""
+    kind, labels = kind_of(graft), labels_of(graft)
+    if (task.kind, task.labels) != (kind, labels):
+        raise GraftError(
+            f"graft {graft.name!r} is of kind {kind} with labels {list(labels)}, and the data are of kind {task.kind} "
+            f"with {list(task.labels)}: load them with kind={kind!r} and labels={list(labels)}."
+        )
+    table = task.split(split)
+    metrics = list(graft.task.get("metrics") or task.metrics)
+    scores = judged(kind, labels, metrics, table, run(backbone, graft, table))
+    return {"score": score_of(metrics, scores), **scores}
+
+
+def predict(
+    backbone: Backbone, graft: Graft, texts: Sequence[Any], pairs: Sequence[str] | None = None
+) -> list[Prediction]:
+    """The graft's answer to each text (token tasks: a list of words; spans: a question, with contexts as `pairs`)."""
+    kind = kind_of(graft)
+    check_texts("texts", texts, words=kind == "tokens")
+    if pairs is not None:
+        check_texts("pairs", pairs)
+    needs = bool(graft.task.get("columns", {}).get("pair")) or kind == "spans"
+    if needs and pairs is None:
+        raise GraftError(f"graft {graft.name!r} reads pairs of texts: give the second ones too (--pair).")
+    if pairs is not None and graft.task and not needs:
+        raise GraftError(f"graft {graft.name!r} reads one text, and second ones were given: leave them out.")
+    if pairs is not None and len(pairs) != len(texts):
+        raise GraftError(f"{len(pairs)} second texts were given for {len(texts)} first ones.")
+    if not len(texts):
+        return []
+    columns: dict[str, Any] = {"text": pa.array(list(texts), text_type(kind))}
+    if pairs is not None:
+        columns["pair"] = pa.array(list(pairs), pa.string())
+    if kind == "spans":
+        columns["label"] = pa.array([[] for _ in texts], LABEL_TYPES[kind])
+        columns["id"] = pa.array([str(i) for i in range(len(texts))], pa.string())
+    return run(backbone, graft, pa.table(columns))
+
+
+def check_texts(name: str, texts: Sequence[Any], words: bool = False) -> None:
+    """Refuse what is not a list of texts, or for token tasks not a list of lists of words."""
+    if isinstance(texts, str):
+        raise GraftError(f"{name}={texts!r} is one string: give a list, [{texts!r}].")
+    for number, text in enumerate(texts):
+        of_words = isinstance(text, (list, tuple)) and all(isinstance(word, str) for word in text)
+        if not (of_words if words else isinstance(text, str)):
+            wanted = "a list of words" if words else "a string"
+            raise GraftError(f"{name}[{number}] is {str(text)[:80]!r}, and {wanted} is needed.")
+
+
+def run(backbone: Backbone, graft: Graft, table: pa.Table) -> list[Prediction]:
+    kind, labels = kind_of(graft), labels_of(graft)
+    device = device_of()
+    length = graft.training.get("settings", {}).get("max_length") or TEXT_LENGTH
+    limit = min(length, positions(backbone.model.config))
+    encoded = encode(backbone.tokenizer, kind, len(labels), table, limit, with_labels=False)
+    backbone.model.to(device)
+    with on_model(backbone.model, graft) as name:
+        return predictions(
+            backbone.model,
+            name,
+            backbone.tokenizer,
+            kind,
+            labels,
+            table,
+            encoded,
+            batch_size=BATCH,
+            device=device,
+        )
+
+
+@contextmanager
+def on_model(model: Any, graft: Graft) -> Iterator[str]:
+    """The graft on the model for a while, beside whatever is there, under a name that is free."""
+    bare = getattr(model, "taskgraft", None) is None
+    taken = [] if bare else api.tasks_of(model)
+    name = graft.name
+    while name in taken:
+        name += "_"
+    add_graft(model, graft, name)
+    try:
+        yield name
+    finally:
+        if bare:
+            api.ungraft(model)
+        else:
+            api.remove_task(model, name)
+
+
+def kind_of(graft: Graft) -> str:
+    return "text" if graft.head is None else graft.head.kind
+
+
+def labels_of(graft: Graft) -> tuple[str, ...]:
+    return () if graft.head is None else graft.head.labels

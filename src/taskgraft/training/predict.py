@@ -1,0 +1,168 @@
+"""What a task on a model says of texts: logits, and predictions in the form that its metrics take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from taskgraft.backbones.api import grafts_of, rows
+from taskgraft.backbones.forward import GraftOutput, pooled
+from taskgraft.errors import GraftError
+from taskgraft.methods import HeadOnly
+from taskgraft.tasks.metrics import evaluate
+from taskgraft.tasks.squad import best_answers
+from taskgraft.training.batches import evaluation_batches
+from taskgraft.training.encode import Encoded
+
+FEATURES = "features"
+Logits = list[npt.NDArray[np.float32]]  # one array a row: [classes], or [tokens, classes]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A row's answer as its metrics want it, and how sure the head is: {label: probability}, None without classes."""
+
+    answer: Any
+    probabilities: dict[str, float] | None = None
+    span: tuple[int, int] | None = None  # characters of the context, for spans
+
+
+def forward(model: Any, name: str, inputs: dict[str, Tensor]) -> GraftOutput:
+    """The model's output for rows of one task; from cached features, that of its head alone."""
+    if FEATURES not in inputs:
+        with rows(model, name):
+            output: GraftOutput = model(**inputs)
+        return output
+    grafts = grafts_of(model)
+    key = next(key for key in grafts.require(name).kinds if key in grafts.head_kinds)
+    index = grafts.route_of(name).kinds[key]
+    return GraftOutput(logits=grafts.head_kinds[key].bank(inputs[FEATURES], index))
+
+
+def cacheable(model: Any, name: str) -> bool:
+    """Whether the task is a head on pooled features that never change."""
+    task = grafts_of(model).require(name)
+    return isinstance(task.method, HeadOnly) and task.head is not None and not task.head.per_token
+
+
+@torch.no_grad()
+def cache_features(model: Any, name: str, encoded: Encoded, batch_size: int, device: torch.device) -> None:
+    """Run the bare backbone over a split once, and keep what the task's head reads."""
+    grafts = grafts_of(model)
+    pooling = str(grafts.require(name).method.pooling)
+    training, features = model.training, torch.empty(0)
+    model.eval()
+    for some in evaluation_batches(encoded.lengths, batch_size):
+        inputs, _ = encoded.batch(some.tolist(), device)
+        with rows(model, None):
+            output = model(**inputs, output_hidden_states=True)
+        found = pooled(grafts, output.hidden_states[-1], inputs.get("attention_mask"), pooling).float().cpu()
+        if not len(features):
+            features = torch.empty(len(encoded), found.shape[1])
+        features[torch.from_numpy(some)] = found
+    encoded.features[FEATURES] = features
+    model.train(training)
+
+
+@torch.inference_mode()
+def logits_of(model: Any, name: str, encoded: Encoded, batch_size: int, device: torch.device, bf16: bool) -> Logits:
+    """Every row's logits, in order, without padding."""
+    found: Logits = [np.empty(0, np.float32)] * len(encoded)
+    lengths = encoded.lengths
+    for some in evaluation_batches(encoded.lengths, batch_size):
+        inputs, _ = encoded.batch(some.tolist(), device)
+        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+            output = forward(model, name, inputs)
+        logits = output.logits if output.logits is not None else output.token_logits
+        assert logits is not None
+        for row, values in zip(some.tolist(), logits.float().cpu().numpy(), strict=True):
+            found[row] = values if values.ndim == 1 else values[: lengths[row]]
+    return found
+
+
+@torch.inference_mode()
+def written_by(
+    model: Any, name: str, tokenizer: Any, encoded: Encoded, batch_size: int, device: torch.device
+) -> list[str]:
+    """The texts that a model that writes gives for each row: greedy decoding."""
+    found = [""] * len(encoded)
+    for some in evaluation_batches(encoded.lengths, batch_size):
+        inputs, _ = encoded.batch(some.tolist(), device)
+        with rows(model, name):
+            ids = model.generate(**inputs, max_new_tokens=encoded.limit, do_sample=False, num_beams=1)
+        for row, text in zip(some.tolist(), tokenizer.batch_decode(ids, skip_special_tokens=True), strict=True):
+            found[row] = text.strip()
+    return found
+
+
+def predictions(
+    model: Any,
+    name: str,
+    tokenizer: Any,
+    kind: str,
+    labels: Sequence[str],
+    table: pa.Table,
+    encoded: Encoded,
+    *,
+    batch_size: int,
+    device: torch.device,
+    bf16: bool = False,
+) -> list[Prediction]:
+    """A task's answer to each row of a table."""
+    training = model.training
+    model.eval()
+    try:
+        if kind == "text":
+            texts = written_by(model, name, tokenizer, encoded, batch_size, device)
+            return [Prediction(text) for text in texts]
+        return from_logits(kind, labels, table, encoded, logits_of(model, name, encoded, batch_size, device, bf16))
+    finally:
+        model.train(training)
+
+
+def from_logits(
+    kind: str, labels: Sequence[str], table: pa.Table, encoded: Encoded, logits: Logits
+) -> list[Prediction]:
+    """Answers from logits, one for each row of the table."""
+    if kind == "spans":
+        assert encoded.windows is not None
+        starts, ends = [row[:, 0] for row in logits], [row[:, 1] for row in logits]
+        best = best_answers(encoded.windows, table, starts, ends)
+        return [Prediction(answer.text, span=(answer.start, answer.end)) for answer in best]
+    if kind == "regression":
+        return [Prediction(float(row[0])) for row in logits]
+    if kind == "tokens":
+        assert encoded.words is not None
+        unseen = labels.index("O") if "O" in labels else 0  # a word that was cut off has no logits
+        best_of = [row.argmax(-1) for row in logits]
+        return [
+            Prediction([int(best_of[row][place]) if place >= 0 else unseen for place in encoded.words[row]])
+            for row in range(len(logits))
+        ]
+    found = []
+    for row in logits:
+        if kind == "multilabel":
+            chances = 1 / (1 + np.exp(-row.astype(np.float64)))
+            answer: Any = [int(i) for i in np.flatnonzero(chances > 0.5)]
+        else:
+            chances = np.exp(row.astype(np.float64) - row.max())
+            chances /= chances.sum()
+            answer = int(row.argmax())
+        found.append(Prediction(answer, dict(zip(labels, chances.tolist(), strict=True))))
+    return found
+
+
+def judged(
+    kind: str, labels: Sequence[str], metrics: Sequence[str], table: pa.Table, found: Sequence[Prediction]
+) -> dict[str, float]:
+    """The metrics of predictions against a split's own answers."""
+    if not len(found):
+        raise GraftError("there are no rows to evaluate.")
+    return evaluate(kind, metrics, labels, table["label"].to_pylist(), [row.answer for row in found])

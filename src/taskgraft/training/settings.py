@@ -1,0 +1,76 @@
+"""How a task is trained: one frozen dataclass, with defaults that need no tuning."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from taskgraft.errors import GraftError
+from taskgraft.methods import METHODS, Method
+
+Precision = Literal["auto", "fp32", "bf16"]
+
+# What each method learns at. Epochs go down with the square root of the rows; a head on cached features costs nothing.
+RATES = {"adapter": 2e-3, "full": 5e-5, "top-layers": 1e-4, "norms": 3e-3, "head": 1e-2}
+EPOCHS_TIMES_ROOT = {"adapter": 150, "full": 110, "top-layers": 150, "norms": 150, "head": 1000}
+FEWEST_EPOCHS, MOST_EPOCHS = 3, {"adapter": 20, "full": 10, "top-layers": 20, "norms": 20, "head": 60}
+TEXT_LENGTH, SPAN_LENGTH = 128, 384  # tokens of a text, and of a window of a text that spans are looked for in
+assert set(RATES) == set(EPOCHS_TIMES_ROOT) == set(MOST_EPOCHS) == set(METHODS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Everything that decides a run besides the task, the method and the backbone.
+
+    None means: by the method and the size of the task (`resolved`). `average` is the share of a run's steps over which
+    the running mean of the weights reaches back; that mean is what is validated and kept. `patience` is how many epochs
+    without a better validation score end a run.
+    """
+
+    epochs: int | None = None
+    learning_rate: float | None = None
+    batch_size: int = 16
+    accumulation: int = 1
+    max_length: int | None = None
+    warmup: float = 0.1
+    weight_decay: float = 0.01
+    clip_norm: float = 1.0
+    label_smoothing: float = 0.0
+    balance_classes: bool = False
+    average: float = 0.4
+    patience: int = 3
+    precision: Precision = "auto"
+    seed: int = 0
+    checkpoint_seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        for field in ("epochs", "batch_size", "accumulation", "max_length", "patience"):
+            value = getattr(self, field)
+            whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+            if not whole and not (field in ("epochs", "max_length") and value is None):
+                raise GraftError(f"{field}={value!r} must be a whole number of at least 1.")
+        for field in ("warmup", "average", "label_smoothing"):
+            if not 0 <= getattr(self, field) < 1:
+                raise GraftError(f"{field}={getattr(self, field)!r} must be at least 0 and below 1.")
+        for field in ("weight_decay", "checkpoint_seconds"):
+            if not getattr(self, field) >= 0:
+                raise GraftError(f"{field}={getattr(self, field)!r} must not be negative.")
+        for field in ("learning_rate", "clip_norm"):
+            value = getattr(self, field)
+            if value is not None and not 0 < value < math.inf:
+                raise GraftError(f"{field}={value!r} must be above 0.")
+        if self.precision not in get_args(Precision):
+            raise GraftError(f"precision={self.precision!r} is unknown: use {', '.join(get_args(Precision))}.")
+
+    def resolved(self, method: Method, kind: str, rows: int) -> Settings:
+        """These settings with nothing left open, for a method, a kind of task and a number of training rows."""
+        wanted = math.ceil(EPOCHS_TIMES_ROOT[method.name] / math.sqrt(rows))
+        epochs = self.epochs or min(MOST_EPOCHS[method.name], max(FEWEST_EPOCHS, wanted))
+        rate = self.learning_rate or RATES[method.name]
+        length = self.max_length or (SPAN_LENGTH if kind == "spans" else TEXT_LENGTH)
+        return dataclasses.replace(self, epochs=epochs, learning_rate=rate, max_length=length)
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)

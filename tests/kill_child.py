@@ -1,0 +1,28 @@
+"""What the processes of tests/test_kill.py do: train a task, put its graft into a store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+import taskgraft as tg
+
+import tiny
+
+
+def train(folder: Path) -> None:
+    torch.set_num_threads(1)
+    run = tg.fit(
+        tiny.backbone(),
+        tiny.task(count=64),
+        tg.Adapter(size=256, head_dropout=0.1),  # random numbers, and a megabyte of state, which takes a while to write
+        run=folder / "run",
+        checkpoint_seconds=0,  # a state after every step
+        epochs=8,
+        batch_size=8,
+        learning_rate=1e-2,
+        patience=99,
+    )
+    assert run.graft is not None
+    tg.Store(folder / "store").put(run.graft)
