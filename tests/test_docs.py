@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import taskgraft as tg
 from taskgraft.backbones.load import embedded_folder
+from taskgraft.cli import app
 
 ROOT = Path(__file__).parent.parent
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -19,13 +23,35 @@ def test_the_readmes_python_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    write_messages(tmp_path / "sms.csv", "message", "label")
     snippets = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert len(snippets) >= 5
     scope: dict[str, object] = {"__name__": "readme"}
     for snippet in snippets:
         exec(compile(snippet, "README.md", "exec"), scope)
     printed = capsys.readouterr().out
-    assert "torch.Size([3, 3])" in printed and "2419202" in printed and "('spam', 1," in printed
+    assert "torch.Size([3, 3])" in printed and "2419202" in printed and "('spam', 2," in printed
+
+
+def test_the_readmes_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("train.csv", "test.csv"):
+        write_messages(tmp_path / name, "tweet", "belief")
+    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    commands = [shlex.split(line) for block in blocks for line in block.splitlines() if line.startswith("taskgraft")]
+    assert [command[1] for command in commands] == ["train", "evaluate", "predict", "tasks"]
+    for command in commands:
+        done = CliRunner().invoke(app, command[1:])
+        assert done.exit_code == 0, done.output
+    assert json.loads(CliRunner().invoke(app, commands[1][1:]).stdout.splitlines()[-1])["rows"] == 40
+
+
+def write_messages(path: Path, text: str, label: str) -> None:
+    """A small file such as the README speaks of."""
+    with path.open("w", encoding="utf-8") as file:
+        file.write(f"{text},{label}\n")
+        for number in range(20):
+            file.write(f"win prize number {number} now,yes\nsee you at {number} then,no\n")
 
 
 def test_links_in_the_documents_lead_somewhere() -> None:

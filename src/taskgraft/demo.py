@@ -1,75 +1,129 @@
-"""`make demo`: two tasks on the embedded default backbone, a mixed batch, and what holds of it, checked as it runs."""
+"""`make demo`: three bundled tasks, one after the other, by `taskgraft train` with no other flags; then what holds."""
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Callable
+from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import taskgraft as tg
+from taskgraft.errors import GraftError
+from taskgraft.reports.tables import bytes_text, count_text, score_text, seconds_text, share_text
 
-TEXTS: list[tuple[str | None, str]] = [
-    ("tone", "Thanks, this is lovely."),
-    ("topic", "The central bank left its rates where they were."),
-    (None, "A row of no task goes through the bare backbone."),
-    ("tone", "I have been waiting for three weeks now."),
-    ("topic", "They won it in the last minute of extra time."),
-]
+TASKS = ("review_sentiment", "tweet_mood", "complaint_routing")
+COMPARED = "review_sentiment"
+WATCHED = 200  # test texts of each earlier task whose predictions are compared
+TRY = {
+    "review_sentiment": "The battery died after two days.",
+    "tweet_mood": "what a lovely morning!",
+    "complaint_routing": "They keep calling me about a debt that is not mine.",
+}
 
 
-def run(say: Callable[[str], Any]) -> None:
+def run(store: Path, say: Callable[[object], None]) -> dict[str, Any]:
+    """Train, check, compare; the grafts stay in `store`. Returns what the table shows."""
+    started = time.perf_counter()
     backbone = tg.load_backbone()
-    model = backbone.model
-    say(f"Backbone: {backbone.name}, the embedded default (sha256 of its weights checked).\n")
-    names = [name for name, _ in TEXTS]
-    batch = backbone.tokenizer([text for _, text in TEXTS], padding=True, return_tensors="pt")
-    with torch.inference_mode():
-        bare = model(**batch).last_hidden_state
-
-    tg.graft(model, tg.Adapter(size=64), {"tone": ["bad", "good"], "topic": ["business", "science", "sport", "world"]})
-    say(tg.describe(model) + "\n")
-
-    with torch.inference_mode():
-        with tg.rows(model, names):
-            mixed = model(**batch).logits
-        say("One batch, a task per row (untrained heads; -inf where a row's own head has no class):")
-        for (name, text), row in zip(TEXTS, mixed.tolist(), strict=True):
-            say(f"  {name or 'bare':6s} {'  '.join(f'{value:+.3f}' for value in row):42s} {text}")
-        worst = 0.0
-        for i, name in enumerate(names):
-            with tg.rows(model, [name]):
-                if name is not None:
-                    alone = model(**{key: value[i : i + 1] for key, value in batch.items()}).logits[0]
-                    exists = torch.isfinite(alone)
-                    worst = max(worst, float((alone[exists] - mixed[i][exists]).abs().max()))
-        say(f"\nEach row alone gives the same logits: largest difference {worst:.1e}.")
-        with tg.rows(model, None):
-            say(
-                f"With no task on any row the backbone's output is its own to the bit: {_yes(model(**batch)[0], bare)}."
-            )
-
+    total = sum(p.numel() for p in backbone.model.parameters())
+    say(f"One backbone, frozen: {backbone.name}, {total:,} parameters. Three tasks, one after the other.\n")
+    lines: list[dict[str, Any]] = []
+    watched: dict[str, tuple[list[str], Any]] = {}
+    unchanged = True
     with tempfile.TemporaryDirectory() as folder:
-        store = tg.Store(folder)
-        for name in tg.tasks_of(model):
-            tg.get_graft(model, name).save(Path(folder) / name)
-        for entry in store.list():
-            say(f"Saved {entry.name!r}: {entry.parameters:,} parameters, {entry.bytes:,} bytes.")
-        other = tg.load_backbone().model
-        for name in store.names():
-            tg.add_graft(other, Path(folder) / name)
-        with torch.inference_mode(), tg.rows(other, names):
-            same = _yes(other(**batch).logits, mixed)
-        say(f"Loaded into another copy of the backbone, the logits are the same to the bit: {same}.")
+        for name in TASKS:
+            data = Path(folder) / f"{name}.csv"
+            with as_file(files("taskgraft") / "data" / data.name) as bundled:
+                shutil.copy(bundled, data)
+            texts = tg.load_task(data, only="test").splits["test"]["text"].to_pylist()[-WATCHED:]
+            train(data, store, say)
+            data.unlink()  # a later task never sees an earlier one's rows
+            graft = tg.load_graft(store / name)
+            lines.append(line_of(store, graft))
+            for earlier, (seen, before) in watched.items():
+                same = tg.predict(backbone, tg.load_graft(store / earlier), seen) == before
+                unchanged &= same
+                say(f"{len(seen)} predictions of {earlier}, after {name} was trained: {verdict(same)}")
+            watched[name] = (texts, tg.predict(backbone, graft, texts))
+            say("")
+    say(f"The same task by other methods ({COMPARED}):")
+    with as_file(files("taskgraft") / "data" / f"{COMPARED}.csv") as bundled:
+        task = tg.load_task(bundled)
+    for method in (tg.HeadOnly(), tg.FullFineTuning()):
+        lines.append(line_of_method(backbone, task, method, total))
+        say(f"  {lines[-1]['method']}: {score_text(lines[-1]['score'])} in {seconds_text(lines[-1]['seconds'])}")
+    say(table(lines, total))
+    seconds = time.perf_counter() - started
+    say(f"Everything took {seconds_text(seconds)}. The grafts are in {store}, ready to use:\n")
+    for name in TASKS:
+        say(f'  taskgraft predict {name} "{TRY[name]}" --store {store}')
+    say(f"  taskgraft tasks --store {store}")
+    say(f"  taskgraft train your.csv --text COLUMN --label COLUMN --name NAME --store {store}")
+    if not unchanged:
+        raise GraftError("the predictions of an earlier task have changed: please report this with the output above.")
+    return {"store": str(store), "seconds": seconds, "unchanged": unchanged, "lines": lines}
 
-    tg.ungraft(model)
-    with torch.inference_mode():
-        same = _yes(model(**batch).last_hidden_state, bare)
-    say(f"Ungrafted, the model is the original to the bit: {same}.")
-    say("\nNext: README.md shows the same in ten lines of Python, and how to train under transformers.Trainer.")
+
+def train(data: Path, store: Path, say: Callable[[object], None]) -> None:
+    """`taskgraft train`, as a user types it, in a process of its own."""
+    say(f"$ taskgraft train {data.name} --store {store}")
+    command = [sys.executable, "-m", "taskgraft.cli", "train", str(data), "--store", str(store)]
+    done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise GraftError(f"`taskgraft train {data.name}` ended with exit code {done.returncode}: see above.")
+    say("\n".join(f"  {line}" for line in done.stdout.splitlines() if line and not line.startswith("Next:")))
 
 
-def _yes(a: torch.Tensor, b: torch.Tensor) -> str:
-    return "yes" if torch.equal(a, b) else "NO"
+def verdict(same: bool) -> str:
+    return "the same to the bit." if same else "CHANGED."
+
+
+def line_of(store: Path, graft: tg.Graft) -> dict[str, Any]:
+    entry = next(entry for entry in tg.Store(store).list() if entry.name == graft.name)
+    return {
+        "task": graft.name,
+        "method": f"{graft.method.name} 64",
+        "metric": " and ".join(graft.task["metrics"]),
+        "score": graft.metrics["score"],
+        "trained": graft.parameters,
+        "bytes": entry.bytes,
+        "seconds": graft.training["seconds"],
+    }
+
+
+def line_of_method(backbone: tg.Backbone, task: tg.Task, method: tg.Method, total: int) -> dict[str, Any]:
+    run = tg.fit(backbone, task, method)
+    return {
+        "task": task.name,
+        "method": {"full": "full fine-tuning", "head": "head only"}[method.name],
+        "metric": " and ".join(task.metrics),
+        "score": run.score,
+        "trained": run.trained,
+        "bytes": 4 * (run.trained if run.graft else total),  # float32
+        "seconds": run.seconds,
+    }
+
+
+def table(lines: list[dict[str, Any]], total: int) -> Any:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    made = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for header in ("task", "method", "test score", "trained", f"of {total:,}", "on disk", "trained in"):
+        made.add_column(header, justify="left" if header in ("task", "method", "test score") else "right")
+    for line in lines:
+        made.add_row(
+            line["task"],
+            line["method"],
+            f"{score_text(line['score'])} {line['metric']}",
+            count_text(line["trained"]),
+            share_text(line["trained"] / total),
+            bytes_text(line["bytes"]),
+            seconds_text(line["seconds"]),
+        )
+    return made

@@ -1,0 +1,7 @@
+"""The command line. Each command is a module that adds itself to the app; what is slow to import is imported in it."""
+
+# isort: off
+from taskgraft.cli.app import app
+from taskgraft.cli import train, evaluate, predict, compare, tasks, params, demo  # in the order of the help
+
+__all__ = ["app", "compare", "demo", "evaluate", "params", "predict", "tasks", "train"]

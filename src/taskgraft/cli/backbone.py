@@ -1,0 +1,58 @@
+"""The backbone a command needs, loaded without noise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from taskgraft.errors import GraftError
+
+if TYPE_CHECKING:
+    from taskgraft.backbones.load import Backbone
+    from taskgraft.grafts.graft import Graft
+
+
+def backbone_named(name: str | None) -> Backbone:
+    """The backbone of this name or in this folder; None is the embedded default."""
+    from taskgraft.backbones.load import load_backbone
+
+    silence()
+    return load_backbone(name)
+
+
+def backbone_for(graft: Graft, name: str | None) -> Backbone:
+    """The backbone that was named, or the one the graft was made for."""
+    from taskgraft.backbones.load import EMBEDDED_MODULE, EMBEDDED_NAME
+
+    if name is not None:
+        return backbone_named(name)
+    own = str(graft.backbone["name"])
+    if own == EMBEDDED_NAME or EMBEDDED_MODULE in Path(own).parts:
+        return backbone_named(None)
+    try:
+        return backbone_named(own)
+    except GraftError as error:
+        raise GraftError(f"{error} Task {graft.name!r} was trained on it: say where it is with --backbone.") from error
+
+
+def config_named(name: str | None) -> Any:
+    """A backbone's configuration alone."""
+    from transformers import AutoConfig
+
+    from taskgraft.backbones.load import embedded_folder
+
+    silence()
+    source = str(embedded_folder()) if name is None else name
+    try:
+        return AutoConfig.from_pretrained(source)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise GraftError(f"the configuration of backbone {source!r} could not be loaded: {reason}") from error
+
+
+def silence() -> None:
+    """Keep Transformers' own bars and notices out of what commands say."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()

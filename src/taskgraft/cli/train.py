@@ -1,0 +1,177 @@
+"""`taskgraft train`: a file in, a graft out."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from taskgraft.cli.app import Output, app
+from taskgraft.cli.backbone import backbone_named
+from taskgraft.cli.options import BackboneName, Columns, Json, Reading, Source, Splits, StoreFolder, Training, grouped
+from taskgraft.cli.reading import read_text, task_from
+from taskgraft.errors import GraftError
+from taskgraft.methods import Method, method_named
+from taskgraft.training.progress import Progress, progress_for
+from taskgraft.training.settings import Settings
+
+if TYPE_CHECKING:
+    from taskgraft.grafts.store import Store
+    from taskgraft.tasks.task import Task
+    from taskgraft.training.fit import Run
+
+RUNS = ".runs"  # in a store: the state of runs that have not ended
+
+
+@app.command(
+    epilog="""Examples:
+  taskgraft train train.csv --text tweet --label belief --name warming
+  taskgraft train pairs.csv --text premise --pair hypothesis --label relation --name nli --store grafts
+  taskgraft train glue/rte --data-dir data --method adapter-256 --epochs 20 --seed 1
+
+A run that was stopped or killed goes on where it was when the same command is given again."""
+)
+@grouped
+def train(
+    source: Source,
+    columns: Columns,
+    reading: Reading,
+    splits: Splits,
+    training: Training,
+    name: Annotated[str | None, typer.Option(help="What to call the task.", show_default="the file's name")] = None,
+    store: StoreFolder = Path("grafts"),
+    backbone: BackboneName = None,
+    method: Annotated[
+        str, typer.Option(help="adapter-SIZE, paper-SIZE (adapters as published), norms, head, or head-HIDDEN.")
+    ] = "adapter-64",
+    seed: Annotated[int, typer.Option(help="Of the first weights and the order of the rows.")] = Settings.seed,
+    checkpoint_seconds: Annotated[
+        float, typer.Option(help="The state of the run is saved this often, and after each epoch.")
+    ] = Settings.checkpoint_seconds,
+    track: Annotated[
+        str | None, typer.Option(help="Log the run to tensorboard, mlflow or another tracker of Accelerate.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Train a task from a file and put its graft into the store.
+
+    The columns, the kind of task, its labels and its splits are found where they are clear, and said.
+    """
+    output = Output(json)
+    settings = Settings(**training.settings(), seed=seed, checkpoint_seconds=checkpoint_seconds)
+    chosen, settings = method_for_graft(method, settings)
+    task = task_from(source, columns, reading, splits, name)
+
+    from taskgraft.grafts.store import Store
+    from taskgraft.training.fit import fit
+
+    grafts = Store(store)
+    check_place(grafts, task.name)
+    loaded = backbone_named(backbone)
+    output.say(read_text(task))
+    with state_of_run(store / RUNS / task.name) as folder:
+        bar = Announced(progress_for(None), output.say)
+        run = fit(loaded, task, chosen, settings=settings, run=folder, progress=bar, track=track)
+        assert run.graft is not None
+        version = grafts.put(run.graft)
+    report(output, task, run, grafts, version)
+    if track is not None:
+        output.say(f"The logs of {track} are in {folder}.")
+
+
+def method_for_graft(name: str, settings: Settings) -> tuple[Method, Settings]:
+    """The method of this name, and the settings with the learning rate that may be part of the name."""
+    method, rate = method_named(name)
+    if method.trains_backbone:
+        raise GraftError(
+            f"method {name!r} changes the backbone itself, so there is no graft of it to keep: measure it with "
+            f"`taskgraft compare SOURCE {name}`, or train with --method adapter-64."
+        )
+    return method, settings if rate is None else dataclasses.replace(settings, learning_rate=rate)
+
+
+def check_place(store: Store, name: str) -> None:
+    """Refuse, before anything is trained, what could not be stored afterwards."""
+    if store.folder.exists() and not store.folder.is_dir():
+        raise GraftError(f"the store {store.folder} is a file: name a folder with --store.")
+    store.check_place(name)
+
+
+@contextmanager
+def state_of_run(folder: Path) -> Iterator[Path]:
+    """The folder of a run's state while there is a use for it: none once the run has ended, or has never begun.
+
+    A tracker's logs in it stay, and folders that were there before this command.
+    """
+    from taskgraft.training.state import RunFolder
+
+    made = [parent for parent in (folder, folder.parent, folder.parent.parent) if not parent.exists()]
+    ended = False
+    try:
+        yield folder
+        ended = True
+    finally:
+        with suppress(GraftError, OSError):
+            RunFolder(folder).tidy(ended)
+            for place in dict.fromkeys([folder, folder.parent, *made]):
+                place.rmdir()  # if it is empty: logs stay, and so does a state
+
+
+class Announced:
+    """A bar that says so when a run goes on where an earlier one ended."""
+
+    def __init__(self, bar: Progress, say: Callable[[str], None]) -> None:
+        self._bar, self._say = bar, say
+        self.step, self.epoch, self.end = bar.step, bar.epoch, bar.end
+
+    def begin(self, name: str, steps: int, done: int) -> None:
+        if done:
+            self._say(f"Going on from step {done:,} of {steps:,}, where an earlier run of this command ended.")
+        self._bar.begin(name, steps, done)
+
+
+def report(output: Output, task: Task, run: Run, store: Store, version: int) -> None:
+    from taskgraft.grafts.graft import read_summary
+    from taskgraft.reports.tables import bytes_text, count_text, score_text, seconds_text, share_text
+
+    size = read_summary(task.name, store.folder / task.name)[1]
+    cut = [f"{n:,} of {task.splits[split].num_rows:,} {split} texts" for split, n in run.cut.items() if n]
+    if cut:
+        output.say(f"Cut at {run.settings.max_length} tokens (--max-length): {', '.join(cut)}")
+    if run.score is not None:
+        output.say(f"Score: {score_text(run.score)} ({' and '.join(task.metrics)} on the {run.split} rows)")
+    output.say(
+        f"Trained: {count_text(run.trained)} parameters, {share_text(run.trained / run.total)} of the backbone's "
+        f"{count_text(run.total)}, in {seconds_text(run.seconds)} (epoch {run.epoch} of {run.epochs} kept)"
+    )
+    again = f", version {version}: `taskgraft tasks rollback` goes back to the one before" if version > 1 else ""
+    output.say(f"Saved: {store.folder / task.name}, {bytes_text(size)}{again}")
+    pair = ' --pair "..."' if task.has_pairs else ""
+    where = "" if str(store.folder) == "grafts" else f" --store {shlex.quote(str(store.folder))}"
+    output.say(f'\nNext: taskgraft predict {shlex.quote(task.name)} "..."{pair}{where}')
+    record: dict[str, Any] = {
+        **task.to_json(),
+        "task": task.name,
+        "store": str(store.folder),
+        "version": version,
+        "score": run.score,
+        "split": run.split,
+        "test": run.test,
+        "validation": run.validation,
+        "method": run.method.to_json(),
+        "settings": run.settings.to_json(),
+        "trained": run.trained,
+        "total": run.total,
+        "bytes": size,
+        "seconds": run.seconds,
+        "epochs": run.epochs,
+        "kept_epoch": run.epoch,
+        "steps": run.steps,
+        "cut": run.cut,
+    }
+    output.finish(record)
