@@ -3,7 +3,8 @@
     python experiments/defaults.py --backbone FOLDER --json results.json --workers 12 --plan plan.json
 
 A plan is a list of [method name, settings, tasks, seeds]; without one, the default settings and full fine-tuning at
-three learning rates run on all tasks with seeds 0 to 2. Runs are written as they end. The table gives, per task, the
+three learning rates run on all tasks with seeds 0 to 2. The task "together" is all three in one run. Runs are written
+as they end. The table gives, per task, the
 validation score (accuracy or Pearson), by which to choose, and in brackets the test score with its deviation.
 """
 
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 TASKS = ("review_sentiment", "tweet_mood", "complaint_routing")
+TOGETHER = "together"
 PLAN: list[Any] = [
     ["adapter-64", {}, TASKS, [0, 1, 2]],
     ["full@2e-5", {}, TASKS, [0, 1, 2]],
@@ -45,8 +47,23 @@ def work(backbone_folder: str | None, jobs: Any, results: Any) -> None:
             method = type(method)(**{**{k: v for k, v in vars(method).items() if v is not None}, **options})
         if rate is not None:
             settings["learning_rate"] = rate
+        if task == TOGETHER:
+            results.put(joint_runs(backbone, list(tasks.values()), name, method, seed, settings, job[1]))
+            continue
         run = method_run(backbone, tasks[task], name, method, seed, False, settings)
-        results.put({"task": task, "asked": job[1], **run})
+        results.put([{"task": task, "asked": job[1], **run}])
+
+
+def joint_runs(backbone: Any, tasks: Any, name: str, method: Any, seed: int, settings: Any, asked: Any) -> Any:
+    import taskgraft as tg
+
+    run = tg.fit(backbone, tasks, method, progress=False, **{**settings, "seed": seed})
+    shared = {"method": f"{name}, together", "seed": seed, "asked": asked, "trained": run.trained, "steps": run.steps}
+    shared |= {"seconds": run.seconds, "epoch": run.epoch, "settings": run.settings.to_json()}
+    return [
+        {"task": task, "validation": found["validation"], "metrics": found["test"], **shared}
+        for task, found in run.results.items()
+    ]
 
 
 def table(runs: list[dict[str, Any]]) -> str:
@@ -85,14 +102,16 @@ def main() -> None:
     workers = [context.Process(target=work, args=(arguments.backbone, jobs, results)) for _ in range(arguments.workers)]
     for worker in workers:
         worker.start()
-    started, runs, handed = time.perf_counter(), [], 0
+    started, handed, ended = time.perf_counter(), 0, 0
+    runs: list[dict[str, Any]] = []
     try:
-        while len(runs) < len(todo) and time.perf_counter() - started < arguments.seconds:
+        while ended < len(todo) and time.perf_counter() - started < arguments.seconds:
             if handed < len(todo) and jobs.empty():
                 jobs.put(todo[handed])
                 handed += 1
             while not results.empty():
-                runs.append(results.get())
+                runs += results.get()
+                ended += 1
                 arguments.json.write_text(json.dumps(runs, indent=1))
             time.sleep(0.02)
             if not any(worker.is_alive() for worker in workers):
@@ -101,7 +120,7 @@ def main() -> None:
         for worker in workers:
             worker.terminate()
     print(table(runs))
-    print(f"{len(runs)} of {len(todo)} runs in {time.perf_counter() - started:.0f} s")
+    print(f"{ended} of {len(todo)} runs in {time.perf_counter() - started:.0f} s")
 
 
 if __name__ == "__main__":

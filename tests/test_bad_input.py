@@ -36,7 +36,7 @@ GRAFTING = [
     (lambda: build("bert"), tg.Adapter(reduction=64), ["a"], "leaves no units"),
     (lambda: build("bert"), tg.Adapter(sites=("cross_attention",)), ["a"], "has no site for"),
     (lambda: build("bert"), tg.TopLayers(k=3), ["a"], "k=3 layers"),
-    (lambda: build("bert"), tg.FullFineTuning(), ["a", "b"], "cannot share the backbone"),
+    (lambda: build("bert"), tg.HyperFormer(reduction=64), ["a"], "leaves no units"),
     (lambda: build("bert"), tg.Adapter(), {"a": 1}, "at least 2 labels"),
     (lambda: build("bert"), tg.Adapter(), {"a": ["x", "x"]}, "twice"),
     (lambda: build("bert"), tg.Adapter(), {"a": "xy"}, "one string"),

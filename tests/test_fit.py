@@ -232,7 +232,7 @@ def test_a_listener_hears_of_every_step_and_epoch() -> None:
     listener = Listener()
     run = tg.fit(tiny.backbone(), tiny.task(count=32), tg.Adapter(size=4), epochs=2, batch_size=8, progress=listener)
     assert listener.steps == list(range(1, 9)) and len(listener.scores) == 2
-    assert listener.scores == [entry["accuracy"] for entry in run.history]
+    assert listener.scores == [entry["tasks"]["mood"]["accuracy"] for entry in run.history]
 
 
 def test_a_quiet_run_writes_nothing_when_nobody_looks(capfd: pytest.CaptureFixture[str]) -> None:

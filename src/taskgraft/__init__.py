@@ -14,6 +14,7 @@ _HOMES = {
         "Adapter",
         "FullFineTuning",
         "HeadOnly",
+        "HyperFormer",
         "Method",
         "NormsOnly",
         "TopLayers",
@@ -44,7 +45,8 @@ _HOMES = {
     "taskgraft.training.fit": ("Run", "fit", "train"),
     "taskgraft.training.optim": ("AdamW",),
     "taskgraft.training.settings": ("Settings",),
-    "taskgraft.grafts.graft": ("Graft", "add_graft", "get_graft", "load_graft"),
+    "taskgraft.grafts.graft": ("Graft", "add_graft", "get_graft", "load_graft", "materialise"),
+    "taskgraft.grafts.joint": ("Joint", "add_joint", "get_joint", "load_joint"),
     "taskgraft.grafts.store": ("Store",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -71,10 +73,16 @@ if TYPE_CHECKING:
     from taskgraft.grafts.graft import add_graft as add_graft
     from taskgraft.grafts.graft import get_graft as get_graft
     from taskgraft.grafts.graft import load_graft as load_graft
+    from taskgraft.grafts.graft import materialise as materialise
+    from taskgraft.grafts.joint import Joint as Joint
+    from taskgraft.grafts.joint import add_joint as add_joint
+    from taskgraft.grafts.joint import get_joint as get_joint
+    from taskgraft.grafts.joint import load_joint as load_joint
     from taskgraft.grafts.store import Store as Store
     from taskgraft.methods import Adapter as Adapter
     from taskgraft.methods import FullFineTuning as FullFineTuning
     from taskgraft.methods import HeadOnly as HeadOnly
+    from taskgraft.methods import HyperFormer as HyperFormer
     from taskgraft.methods import Method as Method
     from taskgraft.methods import NormsOnly as NormsOnly
     from taskgraft.methods import TopLayers as TopLayers

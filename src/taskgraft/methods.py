@@ -1,7 +1,8 @@
 """What is trained for a task: one frozen dataclass per method, with a JSON form that outlives the code.
 
 `Adapter` is Houlsby et al. (ICML 2019), with the variants the authors tried and the adapter that the
-HyperFormer paper puts into T5. The others are the baselines both papers compare with.
+HyperFormer paper puts into T5; `HyperFormer` is that paper's own (ACL 2021). The others are the baselines both
+papers compare with.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
@@ -26,6 +28,27 @@ SiteName = Literal["attention", "cross_attention", "feedforward"]
 def _require(ok: bool, sentence: str) -> None:
     if not ok:
         raise GraftError(sentence)
+
+
+def _check_whole(method: Method, fields: Sequence[str], least: int = 1) -> None:
+    for field in fields:
+        value = getattr(method, field)
+        whole = isinstance(value, int) and not isinstance(value, bool) and value >= least
+        _require(value is None or whole, f"{field}={value!r} must be a whole number of at least {least}.")
+
+
+def _check_sites(sites: Sequence[str]) -> None:
+    _require(bool(sites), "sites=() leaves nothing to adapt: name at least one of attention, feedforward.")
+    for site in sites:
+        _check_choice("sites", site, SiteName)
+    _require(len(set(sites)) == len(sites), f"sites={sites} names a site twice.")
+
+
+def _bottleneck_size(size: int | None, reduction: int | None, d: int) -> int:
+    if reduction is None:
+        return size or DEFAULT_SIZE
+    _require(reduction <= d, f"reduction={reduction} of a width of {d} leaves no units: use less.")
+    return d // reduction
 
 
 def _check_choice(field: str, value: object, choices: object, optional: bool = False) -> None:
@@ -74,8 +97,9 @@ class Adapter(Method):
     Give `size` (m) or `reduction` (m = d // reduction); neither means size 64. The options:
     `norm_before` normalises x before `down`; `norm_inside` ("layer", "batch") the m hidden units before the
     activation; `norm_after` ("own", "shared" by the tasks) the branch before the residual. `depth` k has k - 1
-    further m -> m linears. `parallel` reads the sub-layer's input, `y = sublayer(x_in) + scaling * branch(x_in)`;
-    `multiplicative` is `y = x * (1 + branch)`. `dropout` acts on the hidden units while training.
+    further m -> m linears; 0 has no bottleneck, `y = x + norm_after(x)`. `parallel` reads the sub-layer's input,
+    `y = sublayer(x_in) + scaling * branch(x_in)`; `multiplicative` is `y = x * (1 + branch)`. `dropout` acts on the
+    hidden units while training.
     """
 
     name: ClassVar[str] = "adapter"
@@ -105,20 +129,18 @@ class Adapter(Method):
             object.__setattr__(self, "layers", tuple(sorted(set(self.layers))))
             _require(bool(self.layers), "layers=() leaves no layer to adapt: leave it out to adapt all of them.")
         _require(self.size is None or self.reduction is None, "give size or reduction, not both.")
-        for field in ("size", "reduction", "depth"):
-            value = getattr(self, field)
-            whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-            _require(value is None or whole, f"{field}={value!r} must be a whole number of at least 1.")
-        _require(bool(self.sites), "sites=() leaves nothing to adapt: name at least one of attention, feedforward.")
-        for site in self.sites:
-            _check_choice("sites", site, SiteName)
-        _require(len(set(self.sites)) == len(self.sites), f"sites={self.sites} names a site twice.")
+        _check_whole(self, ("size", "reduction"))
+        _check_whole(self, ("depth",), least=0)
+        _check_sites(self.sites)
         _check_choice("activation", self.activation, Activation)
         _check_choice("norms", self.norms, Norms, optional=True)
         _check_choice("norm_inside", self.norm_inside, Literal["layer", "batch"], optional=True)
         _check_choice("norm_after", self.norm_after, Literal["own", "shared"], optional=True)
         _require(self.init_std >= 0, f"init_std={self.init_std} must not be negative.")
         _require(0 <= self.dropout < 1, f"dropout={self.dropout} must be at least 0 and below 1.")
+        if self.depth == 0:
+            _require(self.norm_after is not None, "depth=0 leaves no branch: give it norm_after, or depth=1.")
+            _require(self.norm_inside is None, "depth=0 has no hidden units: leave norm_inside out.")
 
     @classmethod
     def paper(cls, size: int = 64, **changes: Any) -> Adapter:
@@ -135,10 +157,81 @@ class Adapter(Method):
 
     def bottleneck_size(self, d: int) -> int:
         """The m of this adapter in a backbone of width d."""
-        if self.reduction is None:
-            return self.size or DEFAULT_SIZE
-        _require(self.reduction <= d, f"reduction={self.reduction} of a width of {d} leaves no units: use less.")
-        return d // self.reduction
+        return _bottleneck_size(self.size, self.reduction, d)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HyperFormer(Method):
+    """Adapters `A(x) = LN(up(act(down(x)))) + x` whose weights, LN's included, are generated from a task's embedding.
+
+    Tasks share the hypernetwork, so they are trained together. `shared=False` is HyperFormer: a linear hypernetwork at
+    each place over the projected task embedding. `shared=True` is HyperFormer++: one for each stack, over the
+    projection of [task, layer, position]. `shared="layers"` is the released code's in-between: one for each stack and
+    position, over [task, layer]. The ablations: `blocks=False` leaves `LN(x) + x`; `conditional_norm=False` has no LN;
+    `projector=False` generates from the embeddings as they are; `norms="none"` keeps the backbone's norms frozen.
+    """
+
+    name: ClassVar[str] = "hyperformer"
+
+    shared: bool | Literal["layers"] = False
+    size: int | None = None
+    reduction: int | None = None
+    sites: tuple[SiteName, ...] = ("attention", "feedforward")
+    activation: Activation = "gelu_new"
+    task_dim: int = 64
+    hidden_dim: int = 128
+    projected_dim: int = 64
+    init_std: float = 1e-2
+    blocks: bool = True
+    conditional_norm: bool = True
+    projector: bool = True
+    norms: Norms = "shared"
+    head_dropout: float = 0.0
+    backbone_dropout: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "sites", tuple(self.sites))
+        _require(
+            self.shared in (True, False, "layers"),
+            f"shared={self.shared!r} is unknown: use False (HyperFormer), True (HyperFormer++) or 'layers'.",
+        )
+        _require(self.size is None or self.reduction is None, "give size or reduction, not both.")
+        if self.size is None and self.reduction is None:
+            object.__setattr__(self, "reduction", 32)
+        _check_whole(self, ("size", "reduction", "task_dim", "hidden_dim", "projected_dim"))
+        _check_sites(self.sites)
+        _check_choice("activation", self.activation, Activation)
+        _check_choice("norms", self.norms, Norms)
+        _require(self.init_std >= 0, f"init_std={self.init_std} must not be negative.")
+        _require(
+            self.blocks or self.conditional_norm,
+            "blocks=False and conditional_norm=False leave nothing to generate: use tg.NormsOnly().",
+        )
+
+    @property
+    def trained_norms(self) -> Norms:
+        return self.norms
+
+    def bottleneck_size(self, d: int) -> int:
+        """The b of the generated adapters in a backbone of width d."""
+        return _bottleneck_size(self.size, self.reduction, d)
+
+    @property
+    def adapter(self) -> Adapter:
+        """The plain adapter of one task, as a hypernetwork writes it."""
+        return Adapter(
+            size=self.size,
+            reduction=self.reduction,
+            sites=self.sites,
+            activation=self.activation,
+            norms="all" if self.norms == "shared" else self.norms,
+            norm_after="own" if self.conditional_norm else None,
+            depth=1 if self.blocks else 0,
+            pooling=self.pooling,
+            head_dropout=self.head_dropout,
+            backbone_dropout=self.backbone_dropout,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,8 +296,9 @@ class HeadOnly(Method):
         _require(self.hidden is None or whole, f"hidden={self.hidden!r} must be a whole number of at least 1.")
 
 
-# HyperFormer and HyperFormer++ take their place in this table when they come.
-METHODS: dict[str, type[Method]] = {m.name: m for m in (Adapter, FullFineTuning, TopLayers, NormsOnly, HeadOnly)}
+METHODS: dict[str, type[Method]] = {
+    m.name: m for m in (Adapter, HyperFormer, FullFineTuning, TopLayers, NormsOnly, HeadOnly)
+}
 
 
 def method_from_json(record: dict[str, Any]) -> Method:
@@ -230,12 +324,16 @@ def method_from_json(record: dict[str, Any]) -> Method:
         raise GraftError(f"a field of method {name!r} has the wrong type: {error}.") from error
 
 
-FORMS = "adapter-64, paper-64, full, top-2, norms, head, head-128 (a hidden layer), automl; full@3e-5 sets a rate"
+FORMS = (
+    "adapter-64, paper-64, hyperformer, hyperformer++ (or hyperformer++-24, a size), dagger, full, top-2, norms, head, "
+    "head-128 (a hidden layer), automl; full@3e-5 sets a rate"
+)
 
 
 def method_named(name: str) -> tuple[Method, float | None]:
     """A method and its learning rate (None: the default) from a short name: "adapter-64", "top-2", "full@3e-5"."""
-    match = re.fullmatch(r"(adapter|paper|full|top|norms|head)(?:-(\d+))?(?:@(\d+(?:\.\d+)?(?:e-?\d+)?))?", name)
+    kinds = r"adapter|paper|hyperformer\+\+|hyperformer|dagger|full|top|norms|head"
+    match = re.fullmatch(rf"({kinds})(?:-(\d+))?(?:@(\d+(?:\.\d+)?(?:e-?\d+)?))?", name)
     if match is None:
         raise GraftError(f"method {name!r} is unknown: use {FORMS}.")
     kind, number, rate = match[1], None if match[2] is None else int(match[2]), match[3]
@@ -246,6 +344,10 @@ def method_named(name: str) -> tuple[Method, float | None]:
         method = Adapter(size=number)
     elif kind == "paper":
         method = Adapter.paper(number or DEFAULT_SIZE)
+    elif kind.startswith("hyperformer"):
+        method = HyperFormer(shared=kind.endswith("++"), size=number)
+    elif kind == "dagger":
+        method = Adapter(size=number, reduction=None if number else 32, norm_after="shared", init_std=1e-2)
     elif kind == "top":
         method = TopLayers(k=number or 0)
     else:

@@ -69,13 +69,17 @@ def add_task(
     *,
     seed: int = 0,
     train: bool = True,
+    like: str | None = None,
 ) -> None:
-    """Put one more task on a grafted model; by default it joins those being trained (make the optimiser after that)."""
+    """Put one more task on a grafted model; by default it joins those being trained (make the optimiser after that).
+
+    `like` names a task of the same method whose adapter or embedding it starts from.
+    """
     grafts = grafts_of(model)
     grafts.check_company(name, method)
     if train:
         grafts.check_trained_together([*(grafts.tasks[task].method for task in grafts.trained), method])
-    grafts.add(name, method, Head.of(head), seed=seed)
+    grafts.add(name, method, Head.of(head), seed=seed, like=like)
     if train:
         grafts.train([*grafts.trained, name])
 
@@ -85,9 +89,12 @@ def remove_task(model: Any, name: str) -> None:
     grafts_of(model).remove(name)
 
 
-def train_only(model: Any, tasks: Sequence[str] | str) -> None:
-    """Make these the tasks being trained; all others are at rest, where no optimiser reaches them."""
-    grafts_of(model).train([tasks] if isinstance(tasks, str) else list(tasks))
+def train_only(model: Any, tasks: Sequence[str] | str, *, shared: bool = True) -> None:
+    """Make these the tasks being trained; all others are at rest, where no optimiser reaches them.
+
+    `shared=False` trains what is the tasks' own (embedding, adapter, head) and nothing that they share with others.
+    """
+    grafts_of(model).train([tasks] if isinstance(tasks, str) else list(tasks), shared)
 
 
 def rows(model: Any, names: Sequence[str | None] | str | None, *, lengths: Sequence[int] | None = None) -> bind:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from taskgraft.backbones.sites import Config, Family, family_of, stacks_of
 from taskgraft.errors import GraftError
-from taskgraft.methods import Adapter, FullFineTuning, HeadOnly, Method, TopLayers
+from taskgraft.methods import Adapter, FullFineTuning, HeadOnly, HyperFormer, Method, TopLayers
 from taskgraft.nn.bank import Weight, bottleneck_layout
 from taskgraft.nn.bottleneck import Form
 from taskgraft.nn.heads import head_layout
+from taskgraft.nn.hypernet import Plan
 
 
-def form_of(method: Adapter) -> Form:
+def form_of(method: Adapter | HyperFormer) -> Form:
     """The part of an adapter that decides which bank it shares."""
+    method = method.adapter if isinstance(method, HyperFormer) else method
     return Form(
         activation=method.activation,
         depth=method.depth,
@@ -22,6 +26,20 @@ def form_of(method: Adapter) -> Form:
         scaling=method.scaling,
         multiplicative=method.multiplicative,
         dropout=method.dropout,
+    )
+
+
+def hypernet_plan(method: HyperFormer, d: int, places: Sequence[str]) -> Plan:
+    """The hypernetwork of a method for these sites of a backbone of width d."""
+    weights = bottleneck_layout(d, form_of(method))(method.bottleneck_size(d))
+    return Plan(
+        places=tuple(places),
+        layout=tuple((name, weight.shape) for name, weight in weights.items()),
+        shared=method.shared,
+        task_dim=method.task_dim,
+        hidden_dim=method.hidden_dim,
+        projected_dim=method.projected_dim,
+        has_projector=method.projector,
     )
 
 
@@ -50,9 +68,12 @@ def count(method: Method, config: Config, tasks: int = 1, labels: int | None = N
         per_task += _backbone(method, config)
     if isinstance(method, Adapter):
         weights = bottleneck_layout(d, form_of(method))(method.bottleneck_size(d))
-        places = _places(method, family, config)
+        places = len(_places(method, family, config))
         per_task += places * size_of(weights, shared=False)
         shared += places * size_of(weights, shared=True)
+    if isinstance(method, HyperFormer):
+        per_task += method.task_dim
+        shared += size_of(hypernet_plan(method, d, _places(method, family, config)).weights(), shared=False)
     norms = _norms(method, family, config)
     if method.trained_norms == "shared":
         shared += norms
@@ -61,14 +82,17 @@ def count(method: Method, config: Config, tasks: int = 1, labels: int | None = N
     return tasks * per_task + shared
 
 
-def _places(method: Adapter, family: Family, config: Config) -> int:
-    total = 0
-    for stack in stacks_of(family, config):
-        layers = stack.count(config)
-        if method.layers is not None:
-            layers = sum(layer < layers for layer in method.layers)
-        total += layers * sum(site in stack.places for site in method.sites)
-    return total
+def _places(method: Adapter | HyperFormer, family: Family, config: Config) -> list[str]:
+    """The sites of a method, by name, in the order of the layers."""
+    only = method.layers if isinstance(method, Adapter) else None
+    return [
+        f"{stack.name}.{layer}.{site}"
+        for stack in stacks_of(family, config)
+        for layer in range(stack.count(config))
+        if only is None or layer in only
+        for site in stack.places
+        if site in method.sites
+    ]
 
 
 def _norms(method: Method, family: Family, config: Config) -> int:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from taskgraft.backbones.api import grafts_of
-from taskgraft.backbones.count import form_of
+from taskgraft.backbones.count import form_of, size_of
 from taskgraft.backbones.insert import Grafts
-from taskgraft.methods import Adapter
+from taskgraft.backbones.kinds import HyperKind, Kind
+from taskgraft.methods import Adapter, HyperFormer, Method
+from taskgraft.nn.bank import Bank
 from taskgraft.nn.bottleneck import bottleneck, kernel_for
 
 
 def describe(model: Any) -> str:
     """A readable table of a grafted model: its tasks, its sites, the kernel in use, and what is trained of what."""
     grafts = grafts_of(model)
-    added = {id(p) for kind in grafts.kinds.values() for bank in kind.banks.values() for p in bank.parameters()}
+    added = {id(p) for kind in grafts.kinds.values() for bank in banks_of(kind) for p in bank.parameters()}
     backbone = sum(p.numel() for p in model.parameters() if id(p) not in added)
     lines = [f"{type(model).__name__} ({model.config.model_type}), {backbone:,} parameters, frozen"]
     if not grafts.tasks:
@@ -28,7 +32,7 @@ def describe(model: Any) -> str:
         ),
     ]
     lines += ["", *_table(["site", "layers", "order", "kernel", "kinds"], _sites(grafts))]
-    trained = sum(trained_parameters(grafts, task) for task in grafts.trained) - _counted_twice(grafts)
+    trained = _trained(grafts)
     lines += [
         "",
         f"{trained:,} parameters train, {100 * trained / backbone:.2f} % of the backbone's {backbone:,} "
@@ -37,15 +41,18 @@ def describe(model: Any) -> str:
     return "\n".join(lines)
 
 
+def banks_of(kind: Kind) -> list[Bank]:
+    return [*kind.banks.values(), *([kind.shared_bank] if isinstance(kind, HyperKind) else [])]
+
+
 def trained_parameters(grafts: Grafts, task: str) -> int:
-    """The parameters of one task in their true sizes, padding left out."""
+    """The parameters of one task in their true sizes, padding left out, with all that it shares."""
     entry = grafts.tasks[task]
     total = 0
     for key in entry.kinds:
         kind = grafts.kinds[key]
-        for bank in kind.banks.values():
-            for weight in bank.layout(kind.slots.size[task]).values():
-                total += torch.Size(weight.shape).numel() if weight.role != "state" else 0
+        for bank in banks_of(kind):
+            total += sum(size_of(bank.layout(kind.slots.size[task]), shared) for shared in (True, False))
     return total + sum(p.numel() for p in grafts.backbone.parameters_of(entry.method).values())
 
 
@@ -53,11 +60,26 @@ def _counted_twice(grafts: Grafts) -> int:
     """Weights that several trained tasks share, beyond their first counting."""
     twice = 0
     for kind in grafts.kinds.values():
-        for bank in kind.banks.values():
-            for weight in bank.weights.values():
-                if weight.shared:
-                    twice += (max(len(kind.slots.trained), 1) - 1) * torch.Size(weight.shape).numel()
-    return twice
+        others = max(len(kind.slots.trained), 1) - 1
+        twice += others * sum(size_of(bank.weights, shared=True) for bank in kind.banks.values())
+        if isinstance(kind, HyperKind):
+            twice += others * size_of(kind.shared_bank.weights, shared=False)
+    own = [
+        sum(p.numel() for p in grafts.backbone.parameters_of(grafts.tasks[t].method).values()) for t in grafts.trained
+    ]
+    return twice + sum(own[1:])
+
+
+def _trained(grafts: Grafts) -> int:
+    """All that trains now, in true sizes."""
+    if grafts.trains_shared:
+        return sum(trained_parameters(grafts, task) for task in grafts.trained) - _counted_twice(grafts)
+    return sum(
+        size_of(bank.layout(kind.slots.size[task]), shared=False)
+        for kind in grafts.kinds.values()
+        for task in kind.slots.trained
+        for bank in kind.banks.values()
+    )
 
 
 def _tasks(grafts: Grafts, backbone: int) -> list[list[str]]:
@@ -67,28 +89,41 @@ def _tasks(grafts: Grafts, backbone: int) -> list[list[str]]:
         head = "none" if task.head is None else f"{task.head.kind} {task.head.width}"
         if task.head is not None and not task.head.per_token:
             head += f", {task.method.pooling}"
-        size = str(task.method.bottleneck_size(grafts.width)) if isinstance(task.method, Adapter) else ""
+        size = ""
+        if isinstance(task.method, (Adapter, HyperFormer)):
+            size = str(task.method.bottleneck_size(grafts.width))
         state = "training" if name in grafts.trained else "at rest"
         share = f"{100 * count / backbone:.2f} %"
-        table.append([name, task.method.name, size, branch_size(grafts, name), head, f"{count:,}", share, state])
+        table.append([name, called(task.method), size, branch_size(grafts, name), head, f"{count:,}", share, state])
     return table
+
+
+def called(method: Method) -> str:
+    if isinstance(method, HyperFormer) and method.shared:
+        return f"{method.name}++" if method.shared is True else f"{method.name} (shared by layers)"
+    return method.name
 
 
 @torch.no_grad()
 def branch_size(grafts: Grafts, task: str) -> str:
     """How far a task's adapters are from the identity: |y - x| over |x| on unit normal input, the mean of its sites."""
     method = grafts.tasks[task].method
-    if not isinstance(method, Adapter) or grafts.device.type == "meta":
+    if not isinstance(method, (Adapter, HyperFormer)) or grafts.device.type == "meta":
         return ""
     kind = grafts.kinds[grafts.tasks[task].kinds[0]]
-    size = kind.slots.size[task]
+    weights = kind.written_out(task, grafts.device) if isinstance(kind, HyperKind) else kind.read(task)
+    sites: dict[str, dict[str, Tensor]] = {}
+    for name, value in weights.items():
+        site, _, tensor = name.rpartition(".")
+        sites.setdefault(site, {})[tensor] = value[None].float().cpu()
     x = torch.randn(1, 64, grafts.width, generator=torch.Generator().manual_seed(0))
-    sizes = []
-    for bank in kind.banks.values():
-        weights = {name: value[None].float().cpu() for name, value in bank.read(kind.slots.of[task], size).items()}
-        y = bottleneck(x, None, weights, form_of(method), sizes=torch.tensor([size]))
-        sizes.append(float((y - x).norm() / x.norm()))
+    size, form = torch.tensor([kind.slots.size[task]]), form_of(method)
+    sizes = [float((bottleneck(x, None, w, form, sizes=size) - x).norm() / x.norm()) for w in sites.values()]
     return f"{sum(sizes) / len(sizes):.2g} of x"
+
+
+def sites_of(kind: Kind) -> Collection[str]:
+    return kind.shared_bank.plan.places if isinstance(kind, HyperKind) else kind.banks.keys()
 
 
 def _sites(grafts: Grafts) -> list[list[str]]:
@@ -96,7 +131,7 @@ def _sites(grafts: Grafts) -> list[list[str]]:
     forms = {
         key: form_of(task.method)
         for task in grafts.tasks.values()
-        if isinstance(task.method, Adapter)
+        if isinstance(task.method, (Adapter, HyperFormer))
         for key in task.kinds[:1]
     }
     places: dict[tuple[str, str], list[int]] = {}
@@ -105,7 +140,7 @@ def _sites(grafts: Grafts) -> list[list[str]]:
     orders: dict[tuple[str, str], str] = {}
     for site in grafts.backbone.sites:
         stack, _, place = site.name.split(".")
-        here = {key for key in forms if site.name in grafts.kinds[key].banks}
+        here = {key for key in forms if site.name in sites_of(grafts.kinds[key])}
         if here:
             places.setdefault((stack, place), []).append(site.layer)
             kinds.setdefault((stack, place), set()).update(here)

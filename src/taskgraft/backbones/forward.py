@@ -53,6 +53,9 @@ def grafted_forward(original: Callable[..., Any]) -> Callable[..., Any]:
             with bind(grafts.bound, grafts.route_of(grafts.names_of(task_ids))):
                 return forward(self, *args, **kwargs)
         route = grafts.route()
+        if route.generated_rows and route.generated is None:
+            with generated_once(grafts):
+                return forward(self, *args, **kwargs)
         if self.training:
             keep_rows_when_checkpointing(grafts)
         if not any(kind in route.kinds for kind in grafts.head_kinds):
@@ -69,6 +72,11 @@ def grafted_forward(original: Callable[..., Any]) -> Callable[..., Any]:
     )
     cast(Any, forward).__signature__ = signature
     return forward
+
+
+def generated_once(grafts: Grafts) -> bind:
+    """Let hypernetworks generate the weights of the rows in force now, for all calls of the model in this block."""
+    return bind(grafts.bound, grafts.generated(grafts.route()))
 
 
 def forward_with_heads(
@@ -187,7 +195,7 @@ def grafted_generate(original: Callable[..., Any]) -> Callable[..., Any]:
         if repeats > 1 and route.length is not None:
             names = [name for name in route.names for _ in range(repeats)]
             route = grafts.issued(replace(route, expanded=grafts.route_of(names)))
-        with bind(grafts.bound, route):
+        with bind(grafts.bound, route), torch.no_grad(), generated_once(grafts):
             return original(self, *args, **kwargs)
 
     return generate

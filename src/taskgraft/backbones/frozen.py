@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -60,8 +60,8 @@ class FrozenBackbone:
     # -- what trains
 
     def train(self, methods: Sequence[Method]) -> None:
-        """Let the one method that trains the backbone's own weights do so; remember them as they were."""
-        trained = self.parameters_of(methods[0]) if len(methods) == 1 else {}
+        """Let a method that trains the backbone's own weights do so; remember them as they were."""
+        trained = self.parameters_of(methods[0]) if methods else {}
         for path, parameter in self.model.named_parameters():
             if path in self._required_grad:
                 parameter.requires_grad_(path in trained)
@@ -81,6 +81,17 @@ class FrozenBackbone:
         if isinstance(method, TopLayers):
             return top_layer_parameters(self.model, self.family, method.k)
         return {}
+
+    @torch.no_grad()
+    def put(self, method: Method, values: Mapping[str, Tensor]) -> None:
+        """Give the backbone the weights that a method has trained of it; `restore` takes them off again."""
+        own = self.parameters_of(method)
+        wrong = sorted(set(own) ^ set(values)) or [p for p in own if own[p].shape != values[p].shape]
+        if wrong:
+            raise GraftError(f"the fine-tuned weights do not fit this model class: {wrong[0]} is on one side alone.")
+        self._before_training = self._before_training or {path: p.detach().clone() for path, p in own.items()}
+        for path, parameter in own.items():
+            parameter.copy_(values[path])
 
     def restore(self) -> None:
         """Undo what full fine-tuning or top-layers did."""

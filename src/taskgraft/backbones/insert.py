@@ -15,21 +15,22 @@ import torch
 from torch import Tensor, nn
 
 from taskgraft.backbones.checkpoint import TASKS, TrainedTasks
-from taskgraft.backbones.count import form_of
+from taskgraft.backbones.count import form_of, hypernet_plan
 from taskgraft.backbones.forward import grafted_forward, grafted_generate
 from taskgraft.backbones.frozen import FrozenBackbone, base_prefix, own_head, top_layer_parameters
-from taskgraft.backbones.kinds import HeadsKind, Kind, check_weights, float_dtype, kind_key
-from taskgraft.backbones.sites import Family, family_of
-from taskgraft.backbones.wrap import NormSite, Site
+from taskgraft.backbones.kinds import HYPERNET, HeadsKind, HyperKind, Kind, check_weights, float_dtype, kind_key
+from taskgraft.backbones.sites import Family, FoundSite, family_of
+from taskgraft.backbones.wrap import NormSite, Site, Wrapper
 from taskgraft.errors import GraftError
-from taskgraft.methods import Adapter, HeadOnly, Method, TopLayers
+from taskgraft.methods import Adapter, HeadOnly, HyperFormer, Method, TopLayers
 from taskgraft.names import check_task_name
-from taskgraft.nn.bank import AdapterBank, fresh_bottleneck
+from taskgraft.nn.bank import AdapterBank, Bank, fresh_bottleneck
 from taskgraft.nn.heads import Head, HeadBank, fresh_head
+from taskgraft.nn.hypernet import GeneratedAdapter, HypernetBank, embedding_layout, fresh_hypernet
 from taskgraft.nn.norms import NormBank
 from taskgraft.nn.rows import Bound, Packing, Route, RowIndex, Slots
 
-HEADS = "taskgraft_heads"
+HEADS, HYPERNETS = "taskgraft_heads", "taskgraft_hypernets"
 ROUTES = threading.Lock()  # threads name rows while others change tasks
 
 
@@ -41,6 +42,7 @@ class GraftedTask:
     head: Head | None
     kinds: tuple[str, ...]
     number: int  # in `task_ids`; 0 is the bare backbone
+    company: str = ""  # tasks that share a hypernetwork are of one
 
 
 class Grafts:
@@ -56,8 +58,10 @@ class Grafts:
         self.arguments = [name for name in inspect.signature(type(model).forward).parameters if name != "self"]
         self.kinds: dict[str, Kind] = {}
         self.head_kinds: dict[str, HeadsKind] = {}
+        self.hyper_kinds: dict[str, HyperKind] = {}
         self.tasks: dict[str, GraftedTask] = {}
         self.trained: list[str] = []
+        self.trains_shared = True  # whether what the trained tasks share is trained with them
         self.generation = 0  # how often the trained tasks have changed, and their Parameters with them
         self.bound = Bound()
         self._routes: weakref.WeakSet[Route] = weakref.WeakSet()
@@ -103,7 +107,15 @@ class Grafts:
             index = kind.slots.index(listed, device)
             if index is not None:
                 kinds[key] = index
-        return self.issued(Route(listed, None if every_row else len(listed), kinds, packing=packing))
+        made = {key: kind.rows(listed, device) for key, kind in self.hyper_kinds.items() if key in kinds}
+        length = None if every_row else len(listed)
+        return self.issued(Route(listed, length, kinds, packing=packing, generated_rows=made))
+
+    def generated(self, route: Route) -> Route:
+        """The route with the weights that hypernetworks generate for its rows."""
+        made = {key: self.hyper_kinds[key].generate(rows) for key, rows in route.generated_rows.items()}
+        expanded = None if route.expanded is None else replace(route.expanded, generated=made)
+        return self.issued(replace(route, generated=made, expanded=expanded))
 
     def issued(self, route: Route) -> Route:
         """Keep an eye on a route for as long as someone holds it."""
@@ -149,17 +161,27 @@ class Grafts:
         head: Head | None,
         weights: Mapping[str, Tensor] | None = None,
         seed: int = 0,
+        like: str | None = None,
+        company: str = "",
     ) -> None:
-        """Put a task on the model, with fresh weights or with those given (by their names on disk)."""
+        """Put a task on the model, with fresh weights or with those given (by their names on disk).
+
+        `like` names a task of the same method whose weights it starts from. Tasks share a hypernetwork with those of
+        the same method and `company`.
+        """
         check_task_name(name)
         if name in self.tasks:
             raise GraftError(f"a task named {name!r} is already on this model: choose another name, or remove it.")
         self.check_company(name, method)
+        if like is not None:
+            company = self.require(like).company
         method = self._resolve(method, head)
         try:
-            plan = self._plan(method, head)
+            plan = self._plan(method, head, company)
             if weights is None:
                 weights = self._fresh_weights(method, plan, torch.Generator().manual_seed(seed))
+                if like is not None:
+                    weights |= self._weights_like(like, plan, head)
             else:
                 check_weights(name, plan, weights)
         except GraftError:
@@ -170,13 +192,13 @@ class Grafts:
         if head is not None:
             self.model.accepts_loss_kwargs = False  # transformers.Trainer: our loss is a mean over rows
         self._numbers += 1
-        self.tasks[name] = GraftedTask(method, head, tuple(kind.key for kind, _ in plan), self._numbers)
+        self.tasks[name] = GraftedTask(method, head, tuple(kind.key for kind, _ in plan), self._numbers, company)
         self._refresh()
 
     def remove(self, name: str) -> None:
         self.require(name)
         if name in self.trained:
-            self.train([task for task in self.trained if task != name])
+            self._train([task for task in self.trained if task != name], self.trains_shared)
         self._expire({name})
         for key in self.tasks.pop(name).kinds:
             self.kinds[key].slots.release(name)
@@ -184,22 +206,35 @@ class Grafts:
         self.backbone.restore()
         self._refresh()
 
-    def train(self, names: Sequence[str]) -> None:
-        """Make exactly these tasks the trained ones. What was trained before is put to rest, to the bit."""
+    def train(self, names: Sequence[str], shared: bool = True) -> None:
+        """Make exactly these tasks the trained ones. What was trained before is put to rest, to the bit.
+
+        `shared=False` trains their own weights alone: an embedding, an adapter, a head; not a hypernetwork or norms
+        that tasks share.
+        """
         for name in names:
             self.require(name)
         if len(set(names)) != len(names):
             raise GraftError(f"{list(names)} names a task twice.")
+        self.check_trained_together([self.tasks[name].method for name in names])
+        if shared:
+            for kind in self.kinds.values():
+                kind.check_shared(names)
+        if names and self.tasks[names[0]].method.trains_backbone and (len(names) < len(self.tasks) or not shared):
+            left = next((task for task in self.tasks if task not in names), names[0])
+            raise GraftError(
+                f"tasks {names[0]!r} and {left!r} share a backbone that is fine-tuned: train all of its tasks together."
+            )
+        self._train(names, shared)
+
+    def _train(self, names: Sequence[str], shared: bool) -> None:
         methods = [self.tasks[name].method for name in names]
-        self.check_trained_together(methods)
-        for kind in self.kinds.values():
-            kind.check_shared(names)
-        if list(names) != self.trained:
+        if (list(names), shared) != (self.trained, self.trains_shared):
             self._expire({*names, *self.trained})
             self.generation += 1
         for kind in self.kinds.values():
-            kind.train(names)
-        self.trained = list(names)
+            kind.train(names, shared)
+        self.trained, self.trains_shared = list(names), shared
         self.backbone.set_dropout(on=not methods or methods[0].backbone_dropout)
         self.backbone.train(methods)
         self._refresh()
@@ -212,15 +247,32 @@ class Grafts:
     def read(self, name: str) -> dict[str, Tensor]:
         """A task's weights under the names they have on disk."""
         task = self.require(name)
-        if task.method.trains_backbone:
-            raise GraftError(
-                f"task {name!r} was trained by {task.method.name!r}, which changes the backbone itself: "
-                "it has no graft; save the model with save_pretrained after tg.ungraft(model, restore=False)."
-            )
         values: dict[str, Tensor] = {}
         for key in task.kinds:
             values |= self.kinds[key].read(name)
         return values
+
+    def written_out(self, name: str) -> tuple[Method, dict[str, Tensor]]:
+        """A task as a graft that needs no other: its method and weights, with all that a hypernetwork generates."""
+        method = self.require(name).method
+        if method.trains_backbone:
+            raise GraftError(
+                f"task {name!r} was trained by {method.name!r}, which changes the backbone itself: "
+                "it has no graft; save the model with save_pretrained after tg.ungraft(model, restore=False)."
+            )
+        values = self.read(name)
+        if isinstance(method, HyperFormer):
+            for key in self.tasks[name].kinds:
+                if key in self.hyper_kinds:
+                    for tensor in self.hyper_kinds[key].read(name):
+                        del values[tensor]
+                    values |= self.hyper_kinds[key].written_out(name, self.device)
+            method = method.adapter
+        return method, values
+
+    def shared_names(self, name: str) -> set[str]:
+        """Which of a task's weights, by their names on disk, it shares with those it is trained with."""
+        return {tensor for key in self.require(name).kinds for tensor in self.kinds[key].shared_names}
 
     def require(self, name: str) -> GraftedTask:
         if name not in self.tasks:
@@ -233,17 +285,21 @@ class Grafts:
 
     def check_company(self, name: str, method: Method) -> None:
         first = next(iter(self.tasks.values()), None)
-        if first is not None and (first.method.trains_backbone or method.trains_backbone):
+        if first is None or not (first.method.trains_backbone or method.trains_backbone):
+            return
+        if first.method.name != method.name or self.trained:
             raise GraftError(
                 f"task {name!r} cannot share the backbone with {', '.join(self.tasks)}: full fine-tuning and "
-                "top-layers change the backbone's own weights, so such a task has a model to itself."
+                "top-layers change the backbone's own weights, so such tasks have a model to themselves, and are put "
+                "on it together."
             )
 
     def _resolve(self, method: Method, head: Head | None) -> Method:
         """The method with everything that depends on this backbone made explicit, or the reason why it cannot be."""
         d = self.width
-        if isinstance(method, Adapter):
+        if isinstance(method, (Adapter, HyperFormer)):
             method.bottleneck_size(d)
+        if isinstance(method, Adapter):
             depth = max(site.layer for site in self.backbone.sites) + 1
             beyond = [layer for layer in method.layers or () if not 0 <= layer < depth]
             if beyond:
@@ -283,9 +339,11 @@ class Grafts:
     def width(self) -> int:
         return int(self.model.config.hidden_size)
 
-    def _plan(self, method: Method, head: Head | None) -> list[tuple[Kind, int]]:
+    def _plan(self, method: Method, head: Head | None, company: str) -> list[tuple[Kind, int]]:
         """The kinds that will hold a task of this method, made where they are new, and its size in each."""
         plan: list[tuple[Kind, int]] = []
+        if isinstance(method, HyperFormer):
+            plan.append((self._hyper_kind(method, company), method.bottleneck_size(self.width)))
         if isinstance(method, Adapter):
             plan.append((self._adapter_kind(method), method.bottleneck_size(self.width)))
         if method.trained_norms != "none":
@@ -301,36 +359,69 @@ class Grafts:
                 handle.remove()
             if self.head_kinds.pop(key, None) is not None:
                 del getattr(self.model, HEADS)[key]
+            if self.hyper_kinds.pop(key, None) is not None:
+                del getattr(self.model, HYPERNETS)[key]
             self.backbone.drop_banks(key)
             del self.kinds[key]
         if not self.head_kinds:
             self.model._modules.pop(HEADS, None)
+        if not self.hyper_kinds:
+            self.model._modules.pop(HYPERNETS, None)
 
-    def _adapter_kind(self, method: Adapter) -> Kind:
+    def _sites(self, wanted: Sequence[str], layers: Sequence[int] | None = None) -> list[FoundSite]:
         chosen = [
             site
             for site in self.backbone.sites
-            if site.name.rpartition(".")[2] in method.sites and (method.layers is None or site.layer in method.layers)
+            if site.name.rpartition(".")[2] in wanted and (layers is None or site.layer in layers)
         ]
         if not chosen:
             raise GraftError(
-                f"{type(self.model).__name__} has no site for sites={method.sites} in the layers asked for: "
+                f"{type(self.model).__name__} has no site for sites={wanted} in the layers asked for: "
                 "it has " + ", ".join(sorted({site.name.rpartition(".")[2] for site in self.backbone.sites})) + "."
             )
+        return chosen
+
+    def _wrapped(self, site: FoundSite) -> Wrapper:
+        """The wrapper at a site, put there if it is not yet."""
+        path = f"{site.layer_path}.{site.place.module}"
+        if path not in self.backbone.wrappers:
+            self.backbone.wrap(path, Site(self.model.get_submodule(path), self, site.name, site.place.first))
+        return self.backbone.wrappers[path]
+
+    def _hyper_kind(self, method: HyperFormer, company: str) -> Kind:
+        chosen = self._sites(method.sites)
+        # What a task's own head reads and how it is regularised is not the hypernetwork's business.
+        key = kind_key("hyper", replace(method, pooling=None, head_dropout=0.0, backbone_dropout=False), company)
+        if key in self.kinds:
+            return self.kinds[key]
+        form = form_of(method)
+        near = next(self.model.get_submodule(chosen[0].layer_path).parameters())
+        device, dtype = near.device, float_dtype(near)
+        plan = hypernet_plan(method, self.width, [site.name for site in chosen])
+        kind = HyperKind(key, hypernet=HypernetBank(plan, device, dtype))
+        size = method.bottleneck_size(self.width)
+        kind.banks["task"] = Bank(embedding_layout(method.task_dim), size, device, dtype, blank=None)
+        for site in chosen:
+            self._wrapped(site).add_bank(key, GeneratedAdapter(form, key, site.name))
+        if not hasattr(self.model, HYPERNETS):
+            self.model.add_module(HYPERNETS, nn.ModuleDict())
+        banks = nn.ModuleDict({"task": kind.banks["task"], "shared": kind.shared_bank})
+        getattr(self.model, HYPERNETS).add_module(key, banks.train(self.model.training))
+        self.kinds[key] = self.hyper_kinds[key] = kind
+        return kind
+
+    def _adapter_kind(self, method: Adapter) -> Kind:
+        chosen = self._sites(method.sites, method.layers)
         form = form_of(method)
         key = kind_key(form.activation, form, [site.name for site in chosen])
         if key in self.kinds:
             return self.kinds[key]
         kind = self.kinds[key] = Kind(key)
         for site in chosen:
-            path = f"{site.layer_path}.{site.place.module}"
-            if path not in self.backbone.wrappers:
-                module = self.model.get_submodule(path)
-                self.backbone.wrap(path, Site(module, self, site.name, site.place.first))
             near = next(self.model.get_submodule(site.layer_path).parameters())
             size = method.bottleneck_size(self.width)
             bank = AdapterBank(form, self.width, size, near.device, float_dtype(near))
-            self.backbone.wrappers[path].add_bank(key, bank)
+            self._wrapped(site).add_bank(key, bank)
             kind.banks[site.name] = bank
             if form.parallel:
                 reads = self.model.get_submodule(f"{site.layer_path}.{site.place.reads}")
@@ -381,6 +472,14 @@ class Grafts:
         """Initial weights, by name on disk: near-identity adapters, the backbone's own norms, a small head."""
         weights: dict[str, Tensor] = {}
         for kind, size in plan:
+            if isinstance(kind, HyperKind):
+                assert isinstance(method, HyperFormer)
+                hypernet = kind.shared_bank
+                new = not kind.slots.of
+                values = fresh_hypernet(hypernet.plan, method.init_std, generator) if new else hypernet.read(0, 0)
+                weights |= {f"{HYPERNET}.{name}": value for name, value in values.items()}
+                weights["task.embedding"] = torch.randn(method.task_dim, generator=generator)
+                continue
             for site, bank in kind.banks.items():
                 if isinstance(bank, AdapterBank):
                     assert isinstance(method, Adapter)
@@ -395,6 +494,18 @@ class Grafts:
                     values |= {name: joint[name] for name, weight in bank.weights.items() if weight.shared}
                 weights |= {f"{site}.{name}": value for name, value in values.items()}
         return weights
+
+    def _weights_like(self, task: str, plan: Sequence[tuple[Kind, int]], head: Head | None) -> dict[str, Tensor]:
+        """Another task's weights, as far as a newcomer can start from them: not its head, unless it is the same."""
+        other = self.require(task)
+        wanted = {kind.key for kind, _ in plan if kind.key not in self.head_kinds or head == other.head}
+        if not wanted & set(other.kinds):
+            raise GraftError(f"task {task!r} is of another method, so a new task cannot start from its weights.")
+        found: dict[str, Tensor] = {}
+        for key in other.kinds:
+            if key in wanted:
+                found |= self.kinds[key].read(task)
+        return found
 
     def follow_device(self) -> None:
         """The model may have moved since the route of its only task was made."""

@@ -12,7 +12,10 @@ from torch import Tensor
 
 from taskgraft.errors import GraftError
 from taskgraft.nn.bank import Bank
-from taskgraft.nn.rows import Slots
+from taskgraft.nn.hypernet import Generated, HypernetBank, embeddings_of
+from taskgraft.nn.rows import GeneratedRows, Slots
+
+HYPERNET = "hypernet"  # what its tensors' names begin with on disk
 
 
 @dataclass
@@ -24,6 +27,7 @@ class Kind:
     banks: dict[str, Bank] = field(default_factory=dict)  # by the name their weights have on disk
     exact_width: bool = False  # heads: no rounding up of the padded size
     handles: list[Any] = field(default_factory=list)  # hooks that tell parallel adapters what their sub-layer reads
+    trains_shared: bool = True
 
     def width_for(self, size: int) -> int:
         """The padded size of the banks: the size itself while all are equal, else a power of two (heads: largest)."""
@@ -47,6 +51,11 @@ class Kind:
             for tensor, weight in bank.layout(size).items()
         }
 
+    @property
+    def shared_names(self) -> set[str]:
+        """The names on disk of what its tasks share while they are trained together."""
+        return {f"{name}.{t}" for name, bank in self.banks.items() for t, w in bank.weights.items() if w.shared}
+
     def check_shared(self, tasks: Sequence[str]) -> None:
         """Refuse to train tasks together that share weights and were trained apart: they no longer agree on them."""
         mine = [task for task in tasks if task in self.slots.of]
@@ -62,13 +71,14 @@ class Kind:
                         "them: train them together from the start, or give each its own."
                     )
 
-    def train(self, tasks: Sequence[str]) -> None:
+    def train(self, tasks: Sequence[str], shared: bool = True) -> None:
+        """Make these tasks, as far as they are of this kind, the trained ones; without what they share, if so asked."""
         mine = [task for task in tasks if task in self.slots.of]
-        if mine == self.slots.trained:
+        if (mine, shared) == (self.slots.trained, self.trains_shared):
             return
         for bank in self.banks.values():
-            bank.train_slots([self.slots.of[task] for task in mine])
-        self.slots.trained = mine
+            bank.train_slots([self.slots.of[task] for task in mine], shared)
+        self.slots.trained, self.trains_shared = mine, shared
 
     def read(self, task: str) -> dict[str, Tensor]:
         slot, size = self.slots.of[task], self.slots.size[task]
@@ -77,6 +87,72 @@ class Kind:
             for name, bank in self.banks.items()
             for tensor, value in bank.read(slot, size).items()
         }
+
+
+@dataclass
+class HyperKind(Kind):
+    """Tasks whose adapters one hypernetwork generates. A task's own are its embedding, in the bank "task"."""
+
+    hypernet: HypernetBank | None = None
+
+    @property
+    def shared_bank(self) -> HypernetBank:
+        assert self.hypernet is not None
+        return self.hypernet
+
+    def add(self, task: str, size: int, weights: Mapping[str, Tensor]) -> None:
+        if not self.slots.of:
+            self.shared_bank.write(0, {name: weights[f"{HYPERNET}.{name}"] for name in self.shared_bank.weights})
+        super().add(task, size, weights)
+
+    def shapes(self, size: int) -> dict[str, tuple[int, ...]]:
+        generated_by = {f"{HYPERNET}.{name}": weight.shape for name, weight in self.shared_bank.weights.items()}
+        return super().shapes(size) | generated_by
+
+    @property
+    def shared_names(self) -> set[str]:
+        return {f"{HYPERNET}.{name}" for name in self.shared_bank.weights}
+
+    def check_shared(self, tasks: Sequence[str]) -> None:
+        """Refuse to train the hypernetwork for some of its tasks: that would change the others."""
+        left = [task for task in self.slots.of if task not in tasks]
+        mine = [task for task in tasks if task in self.slots.of]
+        if mine and left:
+            raise GraftError(
+                f"tasks {mine[0]!r} and {left[0]!r} share a hypernetwork, so training it for {mine[0]!r} alone would "
+                f"change {left[0]!r}: train all of its tasks together, or the task's own weights alone (shared=False), "
+                f"or write {left[0]!r} out with tg.materialise and remove it first."
+            )
+
+    def train(self, tasks: Sequence[str], shared: bool = True) -> None:
+        super().train(tasks, shared)
+        wanted = [0] if self.slots.trained and shared else []
+        if wanted != self.shared_bank.trained_slots:  # else the Parameters stay, and an optimiser that has them
+            self.shared_bank.train_slots(wanted)
+
+    def read(self, task: str) -> dict[str, Tensor]:
+        hypernet = self.shared_bank.read(0, 0)
+        return super().read(task) | {f"{HYPERNET}.{name}": value for name, value in hypernet.items()}
+
+    def rows(self, names: Sequence[str | None], device: torch.device) -> GeneratedRows:
+        """Which tasks of a batch are generated, and each row's place among them."""
+        present = list(dict.fromkeys(names))
+        mine = [name for name in present if name in self.slots.of]
+        tasks = self.slots.index(mine, device)
+        assert tasks is not None
+        blank = len(mine) < len(present)
+        place: dict[str | None, int] = {name: number + blank for number, name in enumerate(mine)}
+        listed = names[:1] if len(present) == 1 else names
+        return GeneratedRows(tasks, torch.tensor([place.get(name, 0) for name in listed], device=device), blank)
+
+    def generate(self, rows: GeneratedRows) -> Generated:
+        return self.shared_bank.generate(embeddings_of(self.banks["task"], rows.tasks), rows.blank)
+
+    @torch.no_grad()
+    def written_out(self, task: str, device: torch.device) -> dict[str, Tensor]:
+        """A task's generated weights, by the names that those of a plain adapter have on disk."""
+        made = self.generate(self.rows([task], device))
+        return {f"{site}.{name}": value[0].clone() for site, parts in made.items() for name, value in parts.items()}
 
 
 @dataclass

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from taskgraft.nn.bank import AdapterBank
 from taskgraft.nn.dropout import dropout
+from taskgraft.nn.hypernet import GeneratedAdapter
 from taskgraft.nn.norms import NormBank, task_norm
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class Site(Wrapper):
         for kind, bank in self.bank.items():
             index = route.kinds.get(kind)
             if index is not None:
-                assert isinstance(bank, AdapterBank)
+                assert isinstance(bank, (AdapterBank, GeneratedAdapter))
                 x = bank(x, index, route, source if bank.form.parallel else None)
         return x if route.packing is None else route.packing.unpad(x, shape)
 

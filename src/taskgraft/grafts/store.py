@@ -2,6 +2,7 @@
 
     STORE/NAME -> .versions/<hex>/000002      a relative link to the version in use
     STORE/.versions/<hex>/000001/             graft.json and graft.safetensors, never changed once they are there
+                                              (joint.json and joint.safetensors: tasks that were trained together)
     STORE/.tmp/                               what is being written or thrown away
     STORE/.lock                               held by a writer while it lives; readers never wait
 
@@ -24,6 +25,8 @@ from typing import Any, TypeVar
 
 from taskgraft.errors import GraftError
 from taskgraft.grafts.graft import Graft, encode, read_graft, read_summary
+from taskgraft.grafts.joint import RECORD as JOINT
+from taskgraft.grafts.joint import Joint, read_joint
 from taskgraft.names import check_task_name
 
 LINK = re.compile(r"\.versions/([0-9a-f]{32})/(\d{6,})")
@@ -71,6 +74,10 @@ class Store:
         """The graft of this name, in its current version or in an earlier one, once its files are known to be whole."""
         return self._read(name, version, read_graft)[1]
 
+    def get_joint(self, name: str, version: int | None = None) -> Joint:
+        """The tasks that were trained together and saved under this name."""
+        return self._read(name, version, read_joint)[1]
+
     def names(self) -> Names:
         if not self.folder.is_dir():
             return []
@@ -93,11 +100,14 @@ class Store:
 
     # -- writing
 
-    def put(self, graft: Graft, name: str | None = None) -> int:
-        """Write a graft as the new current version of a name, and return the version's number."""
-        name = graft.name if name is None else name
+    def put(self, what: Graft | Joint, name: str | None = None) -> int:
+        """Write a graft, or tasks trained together, as the new current version of a name; return its number."""
+        if name is None:
+            if isinstance(what, Joint):
+                raise GraftError("tasks that were trained together need a name to be saved under.")
+            name = what.name
         self.check_place(name)  # before the lock is made
-        files = encode(replace(graft, name=name))
+        files = what.files(name) if isinstance(what, Joint) else encode(replace(what, name=name))
         with self._writing(create=True):
             lineage = self._lineage(name)
             draft = self._temporary()
@@ -131,7 +141,7 @@ class Store:
                 if not earlier:
                     raise GraftError(f"graft {name!r} has no version before the current one to go back to.")
                 version = earlier[-1]
-            self.get(name, version)
+            self._read(name, version, read_either)
             assert found.lineage is not None  # else `get` had no version to find
             self._point(name, found.lineage, version)
         return version
@@ -251,6 +261,12 @@ class Store:
 
     def _entry(self, name: str) -> Entry:
         try:
+            found = self._require(name)
+            if is_joint(found.folder):
+                joint = self.get_joint(name)
+                size = sum(file.stat().st_size for file in found.folder.iterdir())
+                method = f"{joint.method.name}, {len(joint.tasks)} tasks together"
+                return Entry(name, found.version, size, joint.created, method, joint.metrics, joint.parameters)
             found, (record, size) = self._read(name, None, read_summary)
         except GraftError as error:
             return Entry(name, error=str(error))
@@ -294,6 +310,14 @@ class Store:
         os.rename(path, trash)
         sync(path.parent)
         shutil.rmtree(trash)
+
+
+def is_joint(folder: Path) -> bool:
+    return (folder / JOINT).is_file()
+
+
+def read_either(name: str, folder: Path) -> Graft | Joint:
+    return read_joint(name, folder) if is_joint(folder) else read_graft(name, folder)
 
 
 def version_folder(lineage: Path, version: int) -> Path:

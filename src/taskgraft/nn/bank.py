@@ -64,8 +64,9 @@ class Bank(nn.Module):
         return store
 
     def trained(self, name: str) -> Tensor:
-        trained: Tensor = getattr(self, name)
-        return trained
+        """The trained copies of a weight; of one that stays at rest while others train, the one that all share."""
+        trained: Tensor | None = getattr(self, name)
+        return self.store(name)[self.trained_slots[0]][None] if trained is None else trained
 
     # -- slots: written and read whole, in their true sizes
 
@@ -96,8 +97,11 @@ class Bank(nn.Module):
         return values
 
     @torch.no_grad()
-    def train_slots(self, slots: Sequence[int]) -> None:
-        """Write what was trained back to the store, then make `slots`, in this order, the trained ones."""
+    def train_slots(self, slots: Sequence[int], shared: bool = True) -> None:
+        """Write what was trained back to the store, then make `slots`, in this order, the trained ones.
+
+        `shared=False` leaves at rest what tasks share.
+        """
         names = self.weights
         for name, weight in names.items():
             for place, slot in enumerate(self.trained_slots):
@@ -105,7 +109,7 @@ class Bank(nn.Module):
         self.trained_slots = list(slots)
         for name, weight in names.items():
             delattr(self, name)
-            if not slots:
+            if not slots or (weight.shared and not shared):
                 self.register_parameter(name, None)
                 continue
             values = self.store(name)[torch.tensor(slots[:1] if weight.shared else list(slots))].clone()
@@ -124,9 +128,10 @@ class Bank(nn.Module):
         """
         for name, weight in self.layout(width).items():
             setattr(self, f"store_{name}", padded_to(weight.shape, self.store(name)))
-            if self.trained_slots:
-                self.trained(name).data = padded_to(weight.shape, self.trained(name).data)
-                self.trained(name).grad = None
+            trained: Tensor | None = getattr(self, name)
+            if trained is not None:
+                trained.data = padded_to(weight.shape, trained.data)
+                trained.grad = None
         self.width = width
 
     # -- rows
@@ -174,12 +179,10 @@ def bottleneck_layout(d: int, form: Form) -> Layout:
     """The weights of an adapter of a form, for a backbone of width d: 2md + d + m for the plain one."""
 
     def layout(m: int) -> dict[str, Weight]:
-        weights = {
-            "down": Weight((d, m), "matrix"),
-            "down_bias": Weight((m,), "vector"),
-            "up": Weight((m, d), "matrix"),
-            "up_bias": Weight((d,), "vector"),
-        }
+        weights: dict[str, Weight] = {}
+        if form.depth:
+            weights |= {"down": Weight((d, m), "matrix"), "down_bias": Weight((m,), "vector")}
+            weights |= {"up": Weight((m, d), "matrix"), "up_bias": Weight((d,), "vector")}
         for i in range(form.depth - 1):
             weights |= {f"middle{i}": Weight((m, m), "matrix"), f"middle{i}_bias": Weight((m,), "vector")}
         if form.norm_before:

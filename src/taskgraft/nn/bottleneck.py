@@ -47,7 +47,7 @@ class Form:
     @property
     def needs_mask(self) -> bool:
         """Whether hidden units that only pad the bank would leak into the result or its gradients."""
-        return self.activation in NONZERO_AT_ZERO or self.norm_inside is not None
+        return self.depth > 0 and (self.activation in NONZERO_AT_ZERO or self.norm_inside is not None)
 
     @property
     def is_plain(self) -> bool:
@@ -100,14 +100,16 @@ def eager(
     w = {name: take(stack, rows) for name, stack in weights.items()}
     h = source
     if not torch.is_autocast_enabled(x.device.type):
-        dtype = torch.promote_types(source.dtype, w["down"].dtype)
+        dtype = torch.promote_types(source.dtype, next(iter(w.values())).dtype)
         w, h = {name: value.to(dtype) for name, value in w.items()}, source.to(dtype)
     if form.norm_before:
         h = scale_and_shift(F.layer_norm(h, h.shape[-1:], eps=NORM_EPS), w["before_weight"], w["before_bias"])
-    h = hidden_units(affine(h, w["down"], w["down_bias"]), w, form, sizes, statistics, training)
-    if form.is_plain and x.dtype == h.dtype == w["up"].dtype:
-        return residual_affine(x, h, w["up"], w["up_bias"])
-    branch = affine(h, w["up"], w["up_bias"])
+    if form.depth:
+        h = hidden_units(affine(h, w["down"], w["down_bias"]), w, form, sizes, statistics, training)
+        if form.is_plain and x.dtype == h.dtype == w["up"].dtype:
+            return residual_affine(x, h, w["up"], w["up_bias"])
+        h = affine(h, w["up"], w["up_bias"])
+    branch = h
     if form.norm_after is not None:
         branch = scale_and_shift(
             F.layer_norm(branch, branch.shape[-1:], eps=NORM_EPS), w["after_weight"], w["after_bias"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -118,6 +118,15 @@ class Packing:
         return padded[self.row, self.column].reshape(like.shape)
 
 
+@dataclass(frozen=True)
+class GeneratedRows:
+    """Rows whose weights a hypernetwork generates: for which tasks, and each row's place among them."""
+
+    tasks: RowIndex  # where the embedding of each of the tasks lies
+    rows: Tensor  # [rows] places among the generated; a length of 1 stands for every row
+    blank: bool  # whether place 0 is the bare backbone, for rows of no task or of another kind
+
+
 @dataclass(eq=False)
 class Route:
     """The rows of one forward pass, resolved for every kind of bank on the model.
@@ -129,6 +138,8 @@ class Route:
     length: int | None  # None: whatever the batch has
     kinds: dict[str, RowIndex]
     expanded: Route | None = None  # the same rows, repeated for the beams of `generate`
+    generated_rows: dict[str, GeneratedRows] = field(default_factory=dict)  # by kind, of those in `kinds`
+    generated: dict[str, dict[str, dict[str, Tensor]]] | None = None  # kind -> site -> tensor, while a model runs
     packing: Packing | None = None
     recomputing: bool = False  # a checkpointed forward, run again in backward: change no state
     stale: bool = False
@@ -147,6 +158,14 @@ class Route:
         raise GraftError(
             f"{self.length} rows were named for a batch of {x.shape[0]}: name one task (or None) for each row."
         )
+
+    def generated_weights(self, kind: str) -> dict[str, dict[str, Tensor]]:
+        if self.generated is None:
+            raise GraftError(
+                "the weights of these rows are generated when the model is called, and a part of it was called alone: "
+                "call the model itself, or write the task out with tg.materialise."
+            )
+        return self.generated[kind]
 
     def again(self) -> Route:
         return replace(self, recomputing=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -105,6 +105,18 @@ class Encoded:
         elif self.labels is not None:
             digest.update(self.labels.numpy().tobytes())
         return digest.hexdigest()
+
+
+def joined(batches: Sequence[dict[str, Tensor]], padding: Mapping[str, int]) -> dict[str, Tensor]:
+    """Batches under one another, each filled up to the longest of them."""
+    longest = max(batch["input_ids"].shape[1] for batch in batches)
+    return {
+        name: torch.cat([filled(batch[name], longest, fill) for batch in batches]) for name, fill in padding.items()
+    }
+
+
+def filled(values: Tensor, length: int, fill: int) -> Tensor:
+    return torch.nn.functional.pad(values, (0, length - values.shape[1]), value=fill)
 
 
 def encode(

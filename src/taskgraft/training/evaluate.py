@@ -14,9 +14,11 @@ from taskgraft.errors import GraftError
 from taskgraft.grafts.graft import Graft, add_graft
 from taskgraft.tasks.metrics import score_of
 from taskgraft.tasks.task import LABEL_TYPES, Task, text_type
+from taskgraft.tasks.wording import Wording
 from taskgraft.training.encode import encode
-from taskgraft.training.fit import device_of, positions
+from taskgraft.training.parts import positions
 from taskgraft.training.predict import Prediction, judged, predictions
+from taskgraft.training.session import device_of
 from taskgraft.training.settings import TEXT_LENGTH
 
 BATCH = 64
@@ -74,11 +76,14 @@ def check_texts(name: str, texts: Sequence[Any], words: bool = False) -> None:
 
 
 def run(backbone: Backbone, graft: Graft, table: pa.Table) -> list[Prediction]:
-    kind, labels = kind_of(graft), labels_of(graft)
+    kind, labels, wording = kind_of(graft), labels_of(graft), wording_of(graft)
     device = device_of()
-    length = graft.training.get("settings", {}).get("max_length") or TEXT_LENGTH
-    limit = min(length, positions(backbone.model.config))
-    encoded = encode(backbone.tokenizer, kind, len(labels), table, limit, with_labels=False)
+    settings = graft.training.get("settings", {})
+    limit = min(settings.get("max_length") or TEXT_LENGTH, positions(backbone.model.config))
+    if wording is None:
+        encoded = encode(backbone.tokenizer, kind, len(labels), table, limit, with_labels=False)
+    else:
+        encoded = encode(backbone.tokenizer, "text", 0, wording.table(table), limit, with_labels=False)
     backbone.model.to(device)
     with on_model(backbone.model, graft) as name:
         return predictions(
@@ -91,6 +96,8 @@ def run(backbone: Backbone, graft: Graft, table: pa.Table) -> list[Prediction]:
             encoded,
             batch_size=BATCH,
             device=device,
+            wording=wording,
+            decoding=settings.get("decoding", "auto"),
         )
 
 
@@ -113,8 +120,16 @@ def on_model(model: Any, graft: Graft) -> Iterator[str]:
 
 
 def kind_of(graft: Graft) -> str:
-    return "text" if graft.head is None else graft.head.kind
+    return str(graft.task.get("kind", "text")) if graft.head is None else graft.head.kind
 
 
 def labels_of(graft: Graft) -> tuple[str, ...]:
-    return () if graft.head is None else graft.head.labels
+    return tuple(graft.task.get("labels", ())) if graft.head is None else graft.head.labels
+
+
+def wording_of(graft: Graft) -> Wording | None:
+    """How texts are put into words for a graft of a model that writes."""
+    if graft.head is not None:
+        return None
+    record = graft.task.get("wording")
+    return Wording("text", (), ()) if record is None else Wording.from_json(record)

@@ -1,6 +1,6 @@
-"""The training loop: one task, any method, from rows to the weights that validation keeps.
+"""The training loop: one task or several together, any method, from rows to the weights that validation keeps.
 
-A run is a function of its task, method, settings and backbone. Batches follow from the seed and the epoch, and the
+A run is a function of its tasks, method, settings and backbone. Batches follow from the seed and the epoch, and the
 state on disk holds everything else, so a run that is killed and started again ends with the same bits.
 """
 
@@ -16,24 +16,23 @@ from torch import Tensor
 
 from taskgraft.backbones.api import rows, trainable
 from taskgraft.backbones.checkpoint import TASKS
-from taskgraft.backbones.forward import loss
+from taskgraft.backbones.forward import GraftOutput, loss
 from taskgraft.errors import GraftError, Stopped
 from taskgraft.grafts.graft import STATE
-from taskgraft.nn.heads import LOSSES
-from taskgraft.tasks.metrics import score_of
-from taskgraft.tasks.task import Task
+from taskgraft.nn.heads import IGNORED, LOSSES
 from taskgraft.training.batches import Rows, training_batches
-from taskgraft.training.encode import Encoded
+from taskgraft.training.encode import filled, joined
 from taskgraft.training.optim import AdamW
-from taskgraft.training.predict import forward, judged, predictions
+from taskgraft.training.parts import Part
+from taskgraft.training.predict import forward
 from taskgraft.training.progress import Interrupts, Progress
+from taskgraft.training.sampling import Batch, Sampler
 from taskgraft.training.settings import Settings
 from taskgraft.training.state import RunFolder, random_state, restore_random_state
-from taskgraft.training.targets import Targets
 
 
 class Loop:
-    """A task being trained on a model: what changes from step to step, how it steps, and how it is saved.
+    """Tasks being trained on a model: what changes from step to step, how it steps, and how it is saved.
 
     `settings` are resolved. `average` is the running mean of the trained weights; `kept` is its copy at the last epoch
     whose validation score was within a standard error of the best.
@@ -43,8 +42,7 @@ class Loop:
         self,
         model: Any,
         tokenizer: Any,
-        task: Task,
-        encoded: dict[str, Encoded],
+        parts: Sequence[Part],
         settings: Settings,
         device: torch.device,
         accelerator: Any,
@@ -52,20 +50,23 @@ class Loop:
         run: str = "",
     ) -> None:
         assert settings.epochs is not None and settings.learning_rate is not None
-        self.model, self.tokenizer, self.task, self.settings = model, tokenizer, task, settings
+        self.model, self.tokenizer, self.settings = model, tokenizer, settings
+        self.parts = {part.name: part for part in parts}
         self.epochs, self.rate = settings.epochs, settings.learning_rate
-        self.encoded, self.device, self.accelerator = encoded, device, accelerator
+        self.device, self.accelerator = device, accelerator
         self.folder, self.run_key = folder, run
         on_gpu = device.type == "cuda" and torch.cuda.is_bf16_supported()
         self.bf16 = settings.precision == "bf16" or (settings.precision == "auto" and on_gpu)
-        self.targets = Targets.of(task, encoded["train"], settings.balance_classes, device)
         self.optimizer = AdamW(model, lr=self.rate, weight_decay=settings.weight_decay, clip_norm=settings.clip_norm)
         self.weights = trained_weights(model)
         # The running statistics of a batch norm fit the weights of their own step, and no mean of weights.
         self.has_statistics = any(name.endswith(STATE) for name in self.weights)
         self.average = {name: weight.detach().clone() for name, weight in self.weights.items()}
         self.kept = {name: weight.detach().clone() for name, weight in self.weights.items()}
-        batches = math.ceil(len(encoded["train"]) / settings.batch_size)
+        lengths = {part.name: part.encoded["train"].lengths for part in parts}
+        batches = math.ceil(sum(map(len, lengths.values())) / settings.batch_size)
+        self.sampler = sampler_for(lengths, batches, settings, device) if len(parts) > 1 else None
+        self.loss_weights = {} if self.sampler is None else self.sampler.loss_weights
         self.steps_per_epoch = math.ceil(batches / settings.accumulation)
         self.total_steps = self.epochs * self.steps_per_epoch
         self.steps = 0  # optimiser steps taken
@@ -77,13 +78,17 @@ class Loop:
         self._since = 0.0
         self._losses: list[float] = []
 
+    @property
+    def name(self) -> str:
+        return ", ".join(self.parts)
+
     # -- the run
 
     def train(self, progress: Progress) -> None:
         """Run to the end of the last epoch, or until patience is lost, and leave the kept weights on the model."""
         self.resume()
         self._since = last_write = time.perf_counter()
-        progress.begin(self.task.name, self.total_steps, self.steps)
+        progress.begin(self.name, self.total_steps, self.steps)
         try:
             with Interrupts() as interrupts:
                 while not self.finished:
@@ -109,7 +114,7 @@ class Loop:
             if self.saved_steps is None:
                 kept = "nothing was kept" + ("" if self.folder else ": give it a run folder to be able to go on")
             where = f"step {self.steps} of {self.total_steps}"
-            raise Stopped(f"training of {self.task.name!r} was stopped at {where}; {kept}.") from None
+            raise Stopped(f"training of {self.name!r} was stopped at {where}; {kept}.") from None
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
@@ -120,7 +125,8 @@ class Loop:
         finally:
             progress.end()
         self._put(self.kept)
-        self.targets.fold_into(self.model, self.task.name)
+        for part in self.parts.values():
+            part.targets.fold_into(self.model, part.name)
         self.seconds += time.perf_counter() - self._since
 
     @property
@@ -129,31 +135,32 @@ class Loop:
         since_best = len(scores) - 1 - max(range(len(scores)), key=scores.__getitem__) if scores else 0
         return self.epoch >= self.epochs or since_best >= self.settings.patience
 
-    def _plan(self) -> list[list[Rows]]:
+    def _plan(self) -> list[list[Batch]]:
         """This epoch's batches, in groups that make a step."""
-        settings = self.settings
-        batches = training_batches(self.encoded["train"].lengths, settings.batch_size, settings.seed, self.epoch)
-        step = settings.accumulation
+        settings, step = self.settings, self.settings.accumulation
+        if self.sampler is not None:
+            batches = self.sampler.epoch(self.epoch)
+        else:
+            ((name, part),) = self.parts.items()
+            lengths = part.encoded["train"].lengths
+            found = training_batches(lengths, settings.batch_size, settings.seed, self.epoch)
+            batches = [Batch({name: rows}) for rows in found]
         return [batches[at : at + step] for at in range(0, len(batches), step)]
 
-    def _step(self, group: Sequence[Rows]) -> float:
+    def _step(self, group: Sequence[Batch]) -> float:
         """One optimiser step over a group of batches: the mean over all of their rows."""
         for parameters in self.optimizer.param_groups:
             parameters["lr"] = self.rate * self._schedule()
         count = sum(len(batch) for batch in group)
         total = torch.zeros((), device=self.device)
         for batch in group:
-            inputs, labels = self.encoded["train"].batch(batch.tolist(), self.device)
-            assert labels is not None
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
-                losses = self._row_losses(inputs, self.targets.scaled(labels))
-            value = (losses * self.targets.weights(labels)).sum() / count
+            value = self._loss(batch) / count
             value.backward()  # type: ignore[no-untyped-call]
             total += value.detach()
         found = float(total)
         if not math.isfinite(found):
             raise GraftError(
-                f"the loss of {self.task.name!r} became {found} at step {self.steps + 1}: lower the learning rate "
+                f"the loss of {self.name!r} became {found} at step {self.steps + 1}: lower the learning rate "
                 f"(it is {self.rate:g}), or look for extreme numbers among the labels."
             )
         self.optimizer.step()
@@ -163,14 +170,48 @@ class Loop:
         self._losses.append(found)
         return found
 
-    def _row_losses(self, inputs: dict[str, Tensor], labels: Tensor) -> Tensor:
-        name, smoothing = self.task.name, self.settings.label_smoothing
-        if self.task.kind == "text":
-            with rows(self.model, name):
-                logits = self.model(**inputs, labels=labels).logits
-            return LOSSES["tokens"](logits.float(), labels, smoothing)[0]
-        output = forward(self.model, name, inputs)
-        return loss(self.model, output, labels, rows=name, label_smoothing=smoothing, reduction="none")
+    def _loss(self, batch: Batch) -> Tensor:
+        """The sum over a batch of each row's loss, weighted; the tasks' rows lie one after the other."""
+        parts = [self.parts[name] for name in batch.parts]
+        found = [
+            part.encoded["train"].batch(rows.tolist(), self.device)
+            for part, rows in zip(parts, batch.parts.values(), strict=True)
+        ]
+        inputs = found[0][0]
+        if len(found) > 1:
+            inputs = joined([some for some, _ in found], parts[0].encoded["train"].padding)
+        labels = [answers for _, answers in found if answers is not None]
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
+            losses = self._row_losses(batch, inputs, labels)
+        weights = [part.targets.weights(answers) for part, answers in zip(parts, labels, strict=True)]
+        shares = [self.loss_weights.get(part.name, 1.0) for part in parts]
+        sums = [(each * w).sum() * share for each, w, share in zip(losses, weights, shares, strict=True)]
+        return torch.stack(sums).sum()
+
+    def _row_losses(self, batch: Batch, inputs: dict[str, Tensor], labels: Sequence[Tensor]) -> list[Tensor]:
+        """Each row's loss, by task."""
+        sizes, smoothing = [len(rows) for rows in batch.parts.values()], self.settings.label_smoothing
+        names = list(batch.parts)
+        each = (
+            names[0]
+            if len(names) == 1
+            else [name for name, size in zip(names, sizes, strict=True) for _ in range(size)]
+        )
+        if self.parts[names[0]].wording is not None:
+            longest = max(answers.shape[1] for answers in labels)
+            written = torch.cat([filled(answers, longest, IGNORED) for answers in labels])
+            before = self.model.prepare_decoder_input_ids_from_labels(labels=written)
+            with rows(self.model, each):
+                logits = self.model(**inputs, decoder_input_ids=before, use_cache=False).logits
+            return list(torch.split(LOSSES["tokens"](logits.float(), written, smoothing)[0], sizes))
+        output = forward(self.model, each, inputs)
+        losses, begin = [], 0
+        for name, size, answers in zip(names, sizes, labels, strict=True):
+            own = output if len(names) == 1 else rows_of(output, begin, begin + size)
+            scaled = self.parts[name].targets.scaled(answers)
+            losses.append(loss(self.model, own, scaled, rows=name, label_smoothing=smoothing, reduction="none"))
+            begin += size
+        return losses
 
     def _schedule(self) -> float:
         """Linear warm-up, then linear decay to zero."""
@@ -191,27 +232,39 @@ class Loop:
         With a few hundred validation rows one of them decides which epoch is highest. So the last epoch within a
         standard error of the best is kept, not the best itself.
         """
-        metrics = self.evaluate("validation", self.average) if "validation" in self.encoded else {}
-        score = score_of(self.task.metrics, metrics) if metrics else None
+        metrics = self.evaluate("validation", self.average)
+        score = self.score(metrics)
         trained = sum(self._losses) / max(1, len(self._losses))
         self._losses = []
         self.epoch += 1
-        self.history.append({"epoch": self.epoch, "loss": trained, "score": score, **metrics})
+        self.history.append({"epoch": self.epoch, "loss": trained, "score": score, "tasks": metrics})
         best = max((entry["score"] for entry in self.history if entry["score"] is not None), default=None)
         if score is None or best is None or score >= best - self._standard_error(best):
             self.kept_epoch = self.epoch
             for name, value in self.average.items():
                 self.kept[name].copy_(value)
+        only = next(iter(self.parts.values()))
         if score is not None:
-            progress.epoch(self.epoch, self.task.metrics[0], score)
-        self.accelerator.log({key: value for key, value in self.history[-1].items() if value is not None}, self.steps)
+            progress.epoch(self.epoch, only.task.metrics[0] if len(self.parts) == 1 else "mean score", score)
+        scalars = {key: value for key, value in self.history[-1].items() if isinstance(value, (int, float))}
+        for task, found in metrics.items():
+            scalars |= {key if len(self.parts) == 1 else f"{task}/{key}": value for key, value in found.items()}
+        self.accelerator.log(scalars, self.steps)
+
+    def score(self, metrics: dict[str, dict[str, float]]) -> float | None:
+        """The mean over all columns: a task has as many as it has metrics of its own. None where nothing was judged."""
+        columns = [found[metric] for task, found in metrics.items() for metric in self.parts[task].task.metrics]
+        return math.fsum(columns) / len(columns) if columns else None
 
     def _standard_error(self, score: float) -> float:
-        """That of a share of the validation rows; for other metrics it is a fair guess."""
-        return math.sqrt(max(0.0, score * (1 - score)) / self.task.splits["validation"].num_rows)
+        """That of a mean of shares of validation rows; for other metrics it is a fair guess."""
+        rows = [p.task.splits["validation"].num_rows for p in self.parts.values() if "validation" in p.encoded]
+        return math.sqrt(max(0.0, score * (1 - score)) * sum(1 / n for n in rows)) / len(rows)
 
-    def evaluate(self, split: str, weights: dict[str, Tensor] | None = None, *, bf16: bool = False) -> dict[str, float]:
-        """The metrics of a split, with these weights in the place of the model's own.
+    def evaluate(
+        self, split: str, weights: dict[str, Tensor] | None = None, *, bf16: bool = False
+    ) -> dict[str, dict[str, float]]:
+        """The metrics of a split of each task that has it, with these weights in the place of the model's own.
 
         What is reported is computed as it will be used: bf16 would round the mean of large numbers in a folded head.
         """
@@ -222,20 +275,28 @@ class Loop:
                 return self.evaluate(split, bf16=self.bf16)
             finally:
                 self._put(own)
-        task, table = self.task, self.task.splits[split]
-        found = predictions(
-            self.model,
-            task.name,
-            self.tokenizer,
-            task.kind,
-            task.labels,
-            table,
-            self.encoded[split],
-            batch_size=2 * self.settings.batch_size,
-            device=self.device,
-            bf16=bf16,
-        )
-        return judged(task.kind, task.labels, task.metrics, table, found)
+        return {
+            name: part.evaluate(self.model, self.tokenizer, split, self.settings, self.device, bf16)
+            for name, part in self.parts.items()
+            if split in part.encoded
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """How it went, for a graft's record."""
+        return {
+            "settings": self.settings.to_json(),
+            "epochs": self.epoch,
+            "kept_epoch": self.kept_epoch,
+            "steps": self.steps,
+            "seconds": round(self.seconds, 2),
+            "history": self.history,
+        }
+
+    @property
+    def validation(self) -> dict[str, dict[str, float]]:
+        """The metrics by which the kept weights were chosen."""
+        found: dict[str, dict[str, float]] = self.history[self.kept_epoch - 1]["tasks"]
+        return found
 
     @torch.no_grad()
     def _put(self, weights: dict[str, Tensor]) -> None:
@@ -289,6 +350,20 @@ class Loop:
         self.saved_steps = record["steps"]
         self.steps, self.epoch, self.seconds = record["steps"], record["epoch"], record["seconds"]
         self.history, self._losses, self.kept_epoch = record["history"], record["losses"], record["kept_epoch"]
+
+
+def sampler_for(lengths: dict[str, Rows], batches: int, settings: Settings, device: torch.device) -> Sampler:
+    """How several tasks take turns. Mixed batches pay where a small batch does not fill the device."""
+    mixed = settings.batches == "mixed" or (settings.batches == "auto" and device.type != "cpu")
+    return Sampler(
+        lengths, settings.batch_size, batches, settings.seed, settings.temperature, mixed, settings.weighting
+    )
+
+
+def rows_of(output: GraftOutput, begin: int, end: int) -> GraftOutput:
+    """Some rows of an output."""
+    parts = {key: getattr(output, key) for key in ("logits", "token_logits")}
+    return GraftOutput(**{key: None if value is None else value[begin:end] for key, value in parts.items()})
 
 
 def trained_weights(model: Any) -> dict[str, Tensor]:

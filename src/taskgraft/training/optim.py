@@ -14,16 +14,18 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from taskgraft.backbones.api import grafts_of
+from taskgraft.backbones.kinds import HyperKind
 from taskgraft.errors import GraftError
-from taskgraft.nn.bank import Weight, padded_to
+from taskgraft.nn.bank import padded_to
 
 
 class AdamW(torch.optim.Optimizer):
     """AdamW (Loshchilov & Hutter) for the trained tasks of a grafted model.
 
     `lr` and `clip_norm` are numbers, or a mapping by task. A scheduler acts on `param_groups[i]["lr"]`, which scales
-    every task's own rate. Weight decay goes by role: matrices yes; biases and norms no. Weights that tasks share (and a
-    fully fine-tuned backbone) step as one more slot. Make it after the tasks to train have been chosen.
+    every task's own rate. Weight decay goes by role: matrices yes; biases, norms, embeddings and hypernetworks no.
+    What tasks share (norms, a hypernetwork, a fully fine-tuned backbone) steps as one more slot. Make it after the
+    tasks to train have been chosen.
     """
 
     def __init__(
@@ -206,19 +208,22 @@ def owned_parameters(model: Any) -> Iterator[tuple[torch.nn.Parameter, list[str]
     grafts = grafts_of(model)
     seen = set()
     for kind in grafts.kinds.values():
-        for bank in kind.banks.values():
+        tasks = kind.slots.trained
+        banks = [(bank, False) for bank in kind.banks.values()]
+        if isinstance(kind, HyperKind):
+            banks.append((kind.shared_bank, True))
+        for bank, all_shared in banks:
             for name, weight in bank.weights.items():
                 parameter = bank._parameters.get(name)
                 if parameter is not None:
                     seen.add(id(parameter))
-                    yield parameter, owners_of(weight, kind.key, kind.slots.trained), weight.role == "matrix"
+                    owners = [owner_of_shared(tasks)] if all_shared or weight.shared else list(tasks)
+                    yield parameter, owners, weight.role == "matrix"
     for parameter in model.parameters():
         if parameter.requires_grad and id(parameter) not in seen:
-            yield parameter, [grafts.trained[0]], parameter.dim() > 1
+            yield parameter, [owner_of_shared(grafts.trained)], parameter.dim() > 1
 
 
-def owners_of(weight: Weight, kind: str, tasks: list[str]) -> list[str]:
-    """The task of each slot; what several tasks of a kind share is a slot of its own."""
-    if weight.shared:
-        return [f"(shared {kind})"] if len(tasks) > 1 else tasks[:1]
-    return list(tasks)
+def owner_of_shared(tasks: list[str]) -> str:
+    """What several tasks share steps, and is clipped, as one more slot."""
+    return f"(shared by {', '.join(tasks)})" if len(tasks) > 1 else tasks[0]

@@ -18,28 +18,32 @@ from taskgraft.errors import GraftError
 from taskgraft.methods import HeadOnly
 from taskgraft.tasks.metrics import evaluate
 from taskgraft.tasks.squad import best_answers
+from taskgraft.tasks.wording import Wording
 from taskgraft.training.batches import evaluation_batches
 from taskgraft.training.encode import Encoded
+from taskgraft.training.written import greedy, label_scores
 
 FEATURES = "features"
-Logits = list[npt.NDArray[np.float32]]  # one array a row: [classes], or [tokens, classes]
+NUMBER_TOKENS = 12  # that a number, or a class's, has at most when it is written
+Logits = list[npt.NDArray[Any]]  # one array a row: [classes], or [tokens, classes]
 
 
 @dataclass(frozen=True)
 class Prediction:
     """A row's answer as its metrics want it, and how sure the head is: {label: probability}, None without classes."""
 
-    answer: Any
+    answer: Any  # None: a model wrote something that is no class
     probabilities: dict[str, float] | None = None
     span: tuple[int, int] | None = None  # characters of the context, for spans
 
 
-def forward(model: Any, name: str, inputs: dict[str, Tensor]) -> GraftOutput:
-    """The model's output for rows of one task; from cached features, that of its head alone."""
+def forward(model: Any, name: str | Sequence[str], inputs: dict[str, Tensor]) -> GraftOutput:
+    """The model's output for rows of one task, or of each row's own; from cached features, that of the head alone."""
     if FEATURES not in inputs:
         with rows(model, name):
             output: GraftOutput = model(**inputs)
         return output
+    assert isinstance(name, str)
     grafts = grafts_of(model)
     key = next(key for key in grafts.require(name).kinds if key in grafts.head_kinds)
     index = grafts.route_of(name).kinds[key]
@@ -87,21 +91,6 @@ def logits_of(model: Any, name: str, encoded: Encoded, batch_size: int, device: 
     return found
 
 
-@torch.inference_mode()
-def written_by(
-    model: Any, name: str, tokenizer: Any, encoded: Encoded, batch_size: int, device: torch.device
-) -> list[str]:
-    """The texts that a model that writes gives for each row: greedy decoding."""
-    found = [""] * len(encoded)
-    for some in evaluation_batches(encoded.lengths, batch_size):
-        inputs, _ = encoded.batch(some.tolist(), device)
-        with rows(model, name):
-            ids = model.generate(**inputs, max_new_tokens=encoded.limit, do_sample=False, num_beams=1)
-        for row, text in zip(some.tolist(), tokenizer.batch_decode(ids, skip_special_tokens=True), strict=True):
-            found[row] = text.strip()
-    return found
-
-
 def predictions(
     model: Any,
     name: str,
@@ -114,15 +103,21 @@ def predictions(
     batch_size: int,
     device: torch.device,
     bf16: bool = False,
+    wording: Wording | None = None,
+    decoding: str = "auto",
 ) -> list[Prediction]:
-    """A task's answer to each row of a table."""
+    """A task's answer to each row of a table; `wording` is how rows are put into words for a model that writes."""
     training = model.training
     model.eval()
     try:
-        if kind == "text":
-            texts = written_by(model, name, tokenizer, encoded, batch_size, device)
-            return [Prediction(text) for text in texts]
-        return from_logits(kind, labels, table, encoded, logits_of(model, name, encoded, batch_size, device, bf16))
+        if wording is None:
+            return from_logits(kind, labels, table, encoded, logits_of(model, name, encoded, batch_size, device, bf16))
+        if wording.candidates and decoding != "greedy":
+            scores = label_scores(model, name, tokenizer, encoded, wording.candidates, batch_size, device, bf16)
+            return from_logits(kind, labels, table, encoded, list(scores))
+        longest = encoded.limit if kind == "text" else max(NUMBER_TOKENS, *map(len, wording.candidates or ("",)))
+        texts = greedy(model, name, tokenizer, encoded, batch_size, device, longest)
+        return [Prediction(wording.answer(text)) for text in texts]
     finally:
         model.train(training)
 
@@ -165,4 +160,7 @@ def judged(
     """The metrics of predictions against a split's own answers."""
     if not len(found):
         raise GraftError("there are no rows to evaluate.")
-    return evaluate(kind, metrics, labels, table["label"].to_pylist(), [row.answer for row in found])
+    answers, given = table["label"].to_pylist(), [row.answer for row in found]
+    if kind == "classification":  # what was written is no class: a wrong one
+        given = [(wanted + 1) % len(labels) if got is None else got for wanted, got in zip(answers, given, strict=True)]
+    return evaluate(kind, metrics, labels, answers, given)

@@ -11,11 +11,17 @@ from taskgraft.errors import GraftError
 from taskgraft.methods import METHODS, Method
 
 Precision = Literal["auto", "fp32", "bf16"]
+Batches = Literal["auto", "mixed", "single"]
+Weighting = Literal["sampling", "loss"]
+Decoding = Literal["auto", "labels", "greedy"]
 
 # What each method learns at. Epochs go down with the square root of the rows; a head on cached features costs nothing.
-RATES = {"adapter": 2e-3, "full": 5e-5, "top-layers": 1e-4, "norms": 3e-3, "head": 1e-2}
-EPOCHS_TIMES_ROOT = {"adapter": 150, "full": 110, "top-layers": 150, "norms": 150, "head": 1000}
-FEWEST_EPOCHS, MOST_EPOCHS = 3, {"adapter": 20, "full": 10, "top-layers": 20, "norms": 20, "head": 60}
+RATES = {"adapter": 2e-3, "hyperformer": 1e-3, "full": 5e-5, "top-layers": 1e-4, "norms": 3e-3, "head": 1e-2}
+EPOCHS_TIMES_ROOT = {"adapter": 150, "hyperformer": 150, "full": 110, "top-layers": 150, "norms": 150, "head": 1000}
+FEWEST_EPOCHS, MOST_EPOCHS = (
+    3,
+    {"adapter": 20, "hyperformer": 20, "full": 10, "top-layers": 20, "norms": 20, "head": 60},
+)
 TEXT_LENGTH, SPAN_LENGTH = 128, 384  # tokens of a text, and of a window of a text that spans are looked for in
 assert set(RATES) == set(EPOCHS_TIMES_ROOT) == set(MOST_EPOCHS) == set(METHODS)
 
@@ -27,6 +33,10 @@ class Settings:
     None means: by the method and the size of the task (`resolved`). `average` is the share of a run's steps over which
     the running mean of the weights reaches back; that mean is what is validated and kept. `patience` is how many epochs
     without a better validation score end a run.
+
+    Of several tasks that are trained together, each counts by `(rows / all rows) ** (1 / temperature)`: it is drawn
+    that often, or (`weighting="loss"`) drawn by its rows and weighted. `batches` are of one task each or "mixed".
+    `decoding` is for models that write: the likeliest of a task's labels, or what greedy decoding gives.
     """
 
     epochs: int | None = None
@@ -42,6 +52,10 @@ class Settings:
     average: float = 0.4
     patience: int = 3
     precision: Precision = "auto"
+    temperature: float = 10.0
+    batches: Batches = "auto"
+    weighting: Weighting = "sampling"
+    decoding: Decoding = "auto"
     seed: int = 0
     checkpoint_seconds: float = 60.0
 
@@ -61,8 +75,14 @@ class Settings:
             value = getattr(self, field)
             if value is not None and not 0 < value < math.inf:
                 raise GraftError(f"{field}={value!r} must be above 0.")
-        if self.precision not in get_args(Precision):
-            raise GraftError(f"precision={self.precision!r} is unknown: use {', '.join(get_args(Precision))}.")
+        if not self.temperature > 0:
+            raise GraftError(
+                f"temperature={self.temperature!r} must be above 0: 1 draws tasks by their size, inf all alike."
+            )
+        choices = {"precision": Precision, "batches": Batches, "weighting": Weighting, "decoding": Decoding}
+        for field, known in choices.items():
+            if getattr(self, field) not in get_args(known):
+                raise GraftError(f"{field}={getattr(self, field)!r} is unknown: use {', '.join(get_args(known))}.")
 
     def resolved(self, method: Method, kind: str, rows: int) -> Settings:
         """These settings with nothing left open, for a method, a kind of task and a number of training rows."""

@@ -54,6 +54,7 @@ class Targets:
         grafts = grafts_of(model)
         for key in grafts.require(name).kinds:
             if key in grafts.head_kinds:
-                bank = grafts.head_kinds[key].bank
-                bank.trained("weight").mul_(self.deviation)
-                bank.trained("bias").mul_(self.deviation).add_(self.mean)
+                kind = grafts.head_kinds[key]
+                place = kind.slots.trained.index(name)
+                kind.bank.trained("weight")[place].mul_(self.deviation)
+                kind.bank.trained("bias")[place].mul_(self.deviation).add_(self.mean)

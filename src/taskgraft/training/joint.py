@@ -1,0 +1,145 @@
+"""Several tasks trained together: HyperFormer and HyperFormer++, Adapters (dagger), multi-task full fine-tuning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from os import PathLike
+from typing import Any
+
+from taskgraft.backbones import api
+from taskgraft.backbones.load import Backbone
+from taskgraft.errors import GraftError
+from taskgraft.grafts.graft import Graft, identity
+from taskgraft.grafts.joint import Joint, get_joint, grafts_in
+from taskgraft.methods import HeadOnly, HyperFormer, Method
+from taskgraft.names import check_task_name
+from taskgraft.tasks.metrics import score_of
+from taskgraft.tasks.task import Task
+from taskgraft.training.loop import Loop
+from taskgraft.training.parts import Part, part_of
+from taskgraft.training.progress import Progress
+from taskgraft.training.session import changed, device_of, mounted, trained
+from taskgraft.training.settings import Settings
+
+
+@dataclass(frozen=True, eq=False)
+class JointRun:
+    """What came of training tasks together once. `score` is the mean over all of their metrics, the papers' columns."""
+
+    method: Method
+    settings: Settings
+    trained: int  # parameters, for all tasks together
+    total: int  # parameters of the backbone
+    score: float | None
+    results: dict[str, dict[str, Any]]  # by task: score, split, validation, test
+    epoch: int  # the one whose weights were kept
+    epochs: int
+    steps: int
+    seconds: float
+    cut: dict[str, dict[str, int]]  # by task and split: texts longer than the limit
+    history: list[dict[str, Any]] = field(repr=False)
+    joint: Joint = field(repr=False)
+    grafts: dict[str, Graft] = field(repr=False)  # each task written out; none where the backbone itself was trained
+
+
+def fit_joint(
+    backbone: Backbone,
+    tasks: Sequence[Task],
+    method: Method | None = None,
+    *,
+    settings: Settings | None = None,
+    run: str | PathLike[str] | None = None,
+    progress: Progress | bool | None = None,
+    track: str | None = None,
+    **changes: Any,
+) -> JointRun:
+    """Train tasks together by a method (HyperFormer++), choose the epoch by the mean over their metrics.
+
+    The options are those of `tg.fit`; `temperature`, `batches` and `weighting` say how the tasks take turns.
+    """
+    method = HyperFormer(shared=True) if method is None else method
+    check_tasks(tasks, method)
+    settings = changed(settings, changes)
+    rows = sum(task.split("train").num_rows for task in tasks)
+    kinds = {task.kind for task in tasks}
+    settings = settings.resolved(method, "spans" if "spans" in kinds else tasks[0].kind, rows)
+    model, device = backbone.model, device_of()
+    total = sum(p.numel() for p in model.parameters())
+    parts = [part_of(backbone, task, settings, device, prefix=method.trains_backbone) for task in tasks]
+    known_as = identity(model, backbone.name)
+    mount = mounted(model, {part.name: part.head for part in parts}, method, settings.seed)
+    with trained(backbone, parts, method, settings, mount, run=run, progress=progress, track=track) as loop:
+        return joint_run(backbone, parts, method, loop, total, known_as)
+
+
+def joint_run(
+    backbone: Backbone,
+    parts: Sequence[Part],
+    method: Method,
+    loop: Loop,
+    total: int,
+    known_as: Mapping[str, Any],
+) -> JointRun:
+    """What came of a loop over several tasks, which are still on the model."""
+    model = backbone.model
+    test = loop.evaluate("test")
+    results = {
+        part.name: result_of(part, loop.validation.get(part.name, {}), test.get(part.name, {})) for part in parts
+    }
+    judged = {
+        name: test.get(name) or loop.validation[name] for name in loop.parts if name in test or name in loop.validation
+    }
+    score = loop.score(judged)
+    joint = get_joint(
+        model,
+        [part.name for part in parts],
+        records={part.name: {"task": part.record, "metrics": results[part.name]} for part in parts},
+        metrics={"score": score},
+        training={**loop.to_json(), "backbone_parameters": total},
+        backbone=known_as,
+    )
+    return JointRun(
+        method=method,
+        settings=loop.settings,
+        trained=sum(p.numel() for p in api.trainable(model).values()),
+        total=total,
+        score=score,
+        results=results,
+        epoch=loop.kept_epoch,
+        epochs=loop.epoch,
+        steps=loop.steps,
+        seconds=loop.seconds,
+        cut={part.name: part.cut for part in parts},
+        history=loop.history,
+        joint=joint,
+        grafts={} if method.trains_backbone else grafts_in(model, joint),
+    )
+
+
+def result_of(part: Part, validation: dict[str, float], test: dict[str, float]) -> dict[str, Any]:
+    found = test or validation
+    return {
+        "score": score_of(part.task.metrics, found) if found else None,
+        "split": "test" if test else "validation",
+        "validation": validation,
+        "test": test,
+    }
+
+
+def check_tasks(tasks: Sequence[Task], method: Method) -> None:
+    """Refuse, before anything is read or trained, what cannot be trained together."""
+    names = [task.name for task in tasks]
+    for name in names:
+        check_task_name(name)
+    if len(tasks) < 2:
+        raise GraftError(f"{len(tasks)} tasks were given to be trained together: give two or more, or one alone.")
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise GraftError(f"two tasks are called {twice[0]!r}: give each a name of its own.")
+    for task in tasks:
+        task.split("train")
+    if isinstance(method, HeadOnly):
+        raise GraftError(
+            "tasks with a head alone share nothing: train them one by one, or use HyperFormer or adapters."
+        )
