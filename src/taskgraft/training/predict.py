@@ -77,7 +77,9 @@ def cache_features(model: Any, name: str, encoded: Encoded, batch_size: int, dev
 
 @torch.inference_mode()
 def logits_of(model: Any, name: str, encoded: Encoded, batch_size: int, device: torch.device, bf16: bool) -> Logits:
-    """Every row's logits, in order, without padding."""
+    """Every row's logits, in order, without padding: of tokens, or of classes that other tasks' heads have."""
+    head = grafts_of(model).require(name).head
+    assert head is not None
     found: Logits = [np.empty(0, np.float32)] * len(encoded)
     lengths = encoded.lengths
     for some in evaluation_batches(encoded.lengths, batch_size):
@@ -87,7 +89,7 @@ def logits_of(model: Any, name: str, encoded: Encoded, batch_size: int, device: 
         logits = output.logits if output.logits is not None else output.token_logits
         assert logits is not None
         for row, values in zip(some.tolist(), logits.float().cpu().numpy(), strict=True):
-            found[row] = values if values.ndim == 1 else values[: lengths[row]]
+            found[row] = values[: head.width] if values.ndim == 1 else values[: lengths[row], : head.width]
     return found
 
 

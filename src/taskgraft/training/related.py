@@ -1,0 +1,138 @@
+"""How a new task's examples look to trained tasks: which of them fits best, and what changes for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from taskgraft.backbones.api import grafts_of, rows
+from taskgraft.backbones.forward import pooled
+from taskgraft.errors import GraftError
+from taskgraft.grafts.joint import Joint
+from taskgraft.nn.heads import LOSSES
+from taskgraft.tasks.wording import Wording
+from taskgraft.training.batches import evaluation_batches
+from taskgraft.training.parts import Part
+from taskgraft.training.predict import Logits, logits_of
+from taskgraft.training.settings import Settings
+from taskgraft.training.written import greedy, label_scores
+
+RIDGE = 1.0  # of the head that is fitted to judge features, in units of their variance
+POOLED = ("classification", "multilabel", "regression")
+
+
+@torch.inference_mode()
+def losses_of(model: Any, joint: Joint, part: Part, settings: Settings, device: torch.device) -> dict[str, float]:
+    """Each trained task's loss on the new task's training rows; the tasks are on the model.
+
+    A model that writes is asked how likely the answers are. Elsewhere heads do not carry over, so a task is judged by
+    how well a ridge regression from its features predicts the answers it was not fitted on (leaving one out).
+    """
+    model.eval()
+    if part.wording is not None:
+        return {task: written_loss(model, task, part, settings, device) for task in joint.tasks}
+    if part.task.kind not in POOLED:
+        raise GraftError(
+            f"which trained task is most related to {part.name!r} cannot be told for a task of kind {part.task.kind}: "
+            "name one with like=... (--like)."
+        )
+    answers = targets_of(part)
+    return {task: left_out_error(features_of(model, task, part, settings, device), answers) for task in joint.tasks}
+
+
+def written_loss(model: Any, task: str, part: Part, settings: Settings, device: torch.device) -> float:
+    encoded = part.encoded["train"]
+    total = 0.0
+    for some in evaluation_batches(encoded.lengths, 2 * settings.batch_size):
+        inputs, labels = encoded.batch(some.tolist(), device)
+        assert labels is not None
+        before = model.prepare_decoder_input_ids_from_labels(labels=labels)
+        with rows(model, task):
+            logits = model(**inputs, decoder_input_ids=before, use_cache=False).logits
+        total += float(LOSSES["tokens"](logits.float(), labels, 0.0)[0].sum())
+    return total / len(encoded)
+
+
+def features_of(model: Any, task: str, part: Part, settings: Settings, device: torch.device) -> npt.NDArray[np.float64]:
+    """What a head of this task would read of the new task's training rows: [rows, d]."""
+    grafts, encoded = grafts_of(model), part.encoded["train"]
+    pooling = grafts.require(task).method.pooling or "mean"
+    found: npt.NDArray[np.float64] = np.empty((len(encoded), grafts.width))
+    for some in evaluation_batches(encoded.lengths, 2 * settings.batch_size):
+        inputs, _ = encoded.batch(some.tolist(), device)
+        with rows(model, task):
+            hidden = model(**inputs, output_hidden_states=True).hidden_states[-1]
+        found[some] = pooled(grafts, hidden, inputs.get("attention_mask"), pooling).double().cpu().numpy()
+    return found
+
+
+def targets_of(part: Part) -> npt.NDArray[np.float64]:
+    """The answers as numbers: [rows, classes], or [rows, 1] at mean 0 and deviation 1."""
+    answers = part.task.split("train")["label"]
+    if part.task.kind == "regression":
+        values = answers.to_numpy().astype(np.float64)
+        scaled: npt.NDArray[np.float64] = ((values - values.mean()) / (values.std() or 1.0))[:, None]
+        return scaled
+    marks = np.zeros((len(answers), len(part.task.labels)))
+    for row, answer in enumerate(answers.to_pylist()):
+        marks[row, answer] = 1.0
+    return marks
+
+
+def left_out_error(features: npt.NDArray[np.float64], answers: npt.NDArray[np.float64]) -> float:
+    """The mean squared error of a ridge regression on each row when it is fitted on the others, in closed form."""
+    x = features - features.mean(0)
+    x = np.concatenate([x / (np.sqrt((x**2).mean()) or 1.0), np.ones((len(x), 1))], 1)
+    kernel = x @ x.T
+    hat = kernel @ np.linalg.inv(kernel + RIDGE * x.shape[1] * np.eye(len(x)))
+    errors = (answers - hat @ answers) / (1 - np.diag(hat))[:, None]
+    return float((errors**2).mean())
+
+
+Outputs = dict[str, "Logits | list[str]"]
+
+
+def outputs_of(
+    model: Any, tokenizer: Any, joint: Joint, part: Part, settings: Settings, device: torch.device
+) -> Outputs:
+    """What each trained task, on the model, says of the new task's training rows: probabilities, numbers or texts."""
+    model.eval()
+    encoded, size = part.encoded["train"], 2 * settings.batch_size
+    found: Outputs = {}
+    for task, member in joint.tasks.items():
+        if member.head is not None:
+            logits = logits_of(model, task, encoded, size, device, False)
+            regression = member.head.kind == "regression"
+            found[task] = logits if regression else [softmax(row) for row in logits]
+            continue
+        wording = Wording.from_json(member.task["wording"])
+        if wording.candidates:
+            scores = label_scores(model, task, tokenizer, encoded, wording.candidates, size, device)
+            found[task] = [softmax(row) for row in scores]
+        else:
+            found[task] = greedy(model, task, tokenizer, encoded, size, device)
+    return found
+
+
+def softmax(row: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    finite = np.nan_to_num(row.astype(np.float64), neginf=-1e9)  # padding, where a span cannot be
+    chances = np.exp(finite - finite.max(-1, keepdims=True))
+    result: npt.NDArray[np.float64] = chances / chances.sum(-1, keepdims=True)
+    return result
+
+
+def drift_of(before: Outputs, after: Outputs) -> dict[str, dict[str, float]]:
+    """By task: the share of rows whose answer changed, and the largest change of a probability or a number."""
+    found = {}
+    for task, rows_before in before.items():
+        pairs = list(zip(rows_before, after[task], strict=True))
+        if isinstance(rows_before[0], str):
+            found[task] = {"changed": float(np.mean([one != other for one, other in pairs]))}
+            continue
+        largest = max(float(np.abs(np.asarray(one) - np.asarray(other)).max()) for one, other in pairs)
+        answers = [(np.asarray(one).argmax(-1) != np.asarray(other).argmax(-1)).any() for one, other in pairs]
+        found[task] = {"changed": float(np.mean(answers)), "largest": largest}
+    return found
