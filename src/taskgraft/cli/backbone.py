@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,6 @@ from taskgraft.errors import GraftError
 
 if TYPE_CHECKING:
     from taskgraft.backbones.load import Backbone
-    from taskgraft.grafts.graft import Graft
 
 
 def backbone_named(name: str | None) -> Backbone:
@@ -20,19 +20,19 @@ def backbone_named(name: str | None) -> Backbone:
     return load_backbone(name)
 
 
-def backbone_for(graft: Graft, name: str | None) -> Backbone:
-    """The backbone that was named, or the one the graft was made for."""
+def backbone_for(task: str, made_for: Mapping[str, Any], name: str | None) -> Backbone:
+    """The backbone that was named, or the one that a task was made for."""
     from taskgraft.backbones.load import EMBEDDED_MODULE, EMBEDDED_NAME
 
     if name is not None:
         return backbone_named(name)
-    own = str(graft.backbone["name"])
+    own = str(made_for["name"])
     if own == EMBEDDED_NAME or EMBEDDED_MODULE in Path(own).parts:
         return backbone_named(None)
     try:
         return backbone_named(own)
     except GraftError as error:
-        raise GraftError(f"{error} Task {graft.name!r} was trained on it: say where it is with --backbone.") from error
+        raise GraftError(f"{error} Task {task!r} was trained on it: say where it is with --backbone.") from error
 
 
 def config_named(name: str | None) -> Any:

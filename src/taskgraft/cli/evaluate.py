@@ -47,7 +47,7 @@ def evaluate(
         described["labels"] = training.labels_of(graft) or None
         columns = with_defaults(columns, Path(source), reading, graft.task.get("columns") or {})
     task = load_task(source, name=name, only="test", **asdict(columns), **asdict(reading), **described)
-    scores = training.evaluate(backbone_for(graft, backbone), graft, task)
+    scores = training.evaluate(backbone_for(name, graft.backbone, backbone), graft, task)
     rows = len(task)
     score = scores.pop("score")
     output.say("\n".join([f"{name} on {task.source}: {rows:,} rows", *(f"  {note}" for note in task.notes)]))

@@ -14,6 +14,7 @@ import typer
 from taskgraft.training.settings import Settings
 
 DATA, SPLITS, TRAINING = "The data", "Kind and splits", "Training"
+TOGETHER, FEW = "Several tasks together", "A new task from few examples"
 
 Source = Annotated[
     str,
@@ -108,12 +109,49 @@ class Training:
         Settings.patience
     )
     precision: Annotated[str, option(TRAINING, "auto, fp32 or bf16.")] = Settings.precision
+    decoding: Annotated[
+        str, option(TRAINING, "How a model that writes answers: labels (the likeliest), greedy, or auto.")
+    ] = Settings.decoding
 
     def settings(self) -> dict[str, Any]:
         """As fields of `Settings`, checked."""
         chosen = asdict(self)
         Settings(**chosen)
         return chosen
+
+
+@dataclass(frozen=True)
+class Together:
+    """How several tasks take turns."""
+
+    temperature: Annotated[
+        float, option(TOGETHER, "1 draws tasks by their rows, more draws small ones more often, inf all alike.")
+    ] = Settings.temperature
+    batches: Annotated[str, option(TOGETHER, "mixed, single (one task in each), or auto.")] = Settings.batches
+    weighting: Annotated[str, option(TOGETHER, "Tasks count by being drawn (sampling) or weighted (loss).")] = (
+        Settings.weighting
+    )
+
+    def settings(self) -> dict[str, Any]:
+        """As fields of `Settings`, checked."""
+        chosen = asdict(self)
+        Settings(**chosen)
+        return chosen
+
+
+@dataclass(frozen=True)
+class FewShotOptions:
+    """From what, and from how many examples, a new task starts."""
+
+    from_: Annotated[
+        Path | None, option(FEW, "Tasks that were trained together, STORE/NAME.", "--from", default="from scratch")
+    ] = None
+    few_shot: Annotated[int | None, option(FEW, "How many training rows to learn from.", default="16")] = None
+    like: Annotated[
+        str | None, option(FEW, "The trained task to start from.", default="the one with the lowest loss")
+    ] = None
+    tune: Annotated[str, option(FEW, "all, or own: the new task's embedding or adapter alone.")] = "all"
+    seeds: Annotated[int, option(FEW, "How often, each time with other examples; the first is kept.")] = 1
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:

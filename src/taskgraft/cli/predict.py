@@ -87,7 +87,7 @@ def predict(
     if kind == "tokens":
         words = [text.split() if isinstance(text, str) else text for text in questions.texts]
         questions = Questions(words, questions.pairs)
-    loaded = backbone_for(graft, backbone)
+    loaded = backbone_for(name, graft.backbone, backbone)
     for part in questions.parts():
         for row, answer in enumerate(training.predict(loaded, graft, part.texts, part.pairs)):
             asked = {"text": part.texts[row]} | ({} if part.pairs is None else {"pair": part.pairs[row]})

@@ -75,7 +75,9 @@ def listing(store: Store) -> list[dict[str, Any]]:
     lines = []
     for entry in store.list():
         line = {**dataclasses.asdict(entry), "kind": "", "metric": []}
-        if entry.error is None:
+        if entry.together:
+            line |= {"kind": f"{len(entry.together)} tasks together", "metric": ["mean of all metrics"]}
+        elif entry.error is None:
             record = read_record(entry.name, store.folder / entry.name)
             line |= {"kind": kind_of(record), "metric": record["task"].get("metrics", [])}
         lines.append(line)
@@ -87,7 +89,8 @@ def score_of(line: dict[str, Any]) -> str:
     score = line["metrics"].get("score")
     if not isinstance(score, float | int) or score != score:
         return "-"
-    return f"{score:.3f} {' and '.join(line['metric'])} ({line['metrics'].get('split', '-')})"
+    split = f" ({line['metrics']['split']})" if "split" in line["metrics"] else ""
+    return f"{score:.3f} {' and '.join(line['metric'])}{split}"
 
 
 def method_text(method: Method) -> str:
@@ -105,9 +108,14 @@ def kind_of(record: dict[str, Any]) -> str:
 def show(context: typer.Context, name: Name, store: Folder = None, json: Json = False) -> None:
     """Everything that is known of a task."""
     from taskgraft.grafts.graft import read_summary
+    from taskgraft.grafts.store import is_joint
     from taskgraft.reports.tables import bytes_text, count_text, seconds_text, share_text
 
     output, grafts = of_group(context, store, json)
+    require(grafts, name)
+    if is_joint(grafts.folder / name):
+        show_joint(output, grafts, name)
+        return
     graft = graft_named(grafts.folder, name)
     record, size = read_summary(name, grafts.folder / name)
     versions, training = grafts.versions(name), graft.training
@@ -117,7 +125,7 @@ def show(context: typer.Context, name: Name, store: Folder = None, json: Json = 
     line = {"metrics": graft.metrics, "metric": graft.task.get("metrics", [])}
     facts = {
         "kind": kind_of(record),
-        "labels": ", ".join(graft.head.labels) if graft.head else "",
+        "labels": ", ".join(graft.head.labels if graft.head else graft.task.get("labels", ())),
         "score": score_of(line),
         "data": " ".join(filter(None, (graft.task.get("source"), f"({rows})" if rows else ""))),
         "columns": ", ".join(f"{role}: {column}" for role, column in graft.task.get("columns", {}).items()),
@@ -137,6 +145,21 @@ def show(context: typer.Context, name: Name, store: Folder = None, json: Json = 
         if value:
             output.say(f"  {fact:<11} {value}")
     output.finish({**record, "name": name, "kind": kind_of(record), "bytes": size, "versions": versions})
+
+
+def show_joint(output: Output, store: Store, name: str) -> None:
+    from taskgraft.reports.tables import count_text
+
+    joint = store.get_joint(name)
+    output.say(f"{name}: {len(joint.tasks)} tasks that were trained together")
+    output.say(f"  {'method':<11} {method_text(joint.method)}")
+    output.say(f"  {'parameters':<11} {count_text(joint.parameters)} for all tasks together")
+    output.say(f"  {'backbone':<11} {joint.backbone['name']} (sha256 {joint.backbone['sha256'][:12]})")
+    for task, member in joint.tasks.items():
+        output.say(f"  {task:<11} {score_of({'metrics': member.metrics, 'metric': member.task.get('metrics', [])})}")
+    members = {task: member.to_json() for task, member in joint.tasks.items()}
+    about = {"parameters": joint.parameters, "metrics": joint.metrics, "backbone": joint.backbone}
+    output.finish({"name": name, "tasks": members, "versions": store.versions(name), **about})
 
 
 @tasks.command()

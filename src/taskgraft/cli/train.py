@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,11 +11,25 @@ import typer
 
 from taskgraft.cli.app import Output, app
 from taskgraft.cli.backbone import backbone_named
-from taskgraft.cli.options import BackboneName, Columns, Json, Reading, Source, Splits, StoreFolder, Training, grouped
+from taskgraft.cli.few_shot import add_from_few
+from taskgraft.cli.options import (
+    BackboneName,
+    Columns,
+    FewShotOptions,
+    Json,
+    Reading,
+    Splits,
+    StoreFolder,
+    Together,
+    Training,
+    grouped,
+)
 from taskgraft.cli.reading import read_text, task_from
+from taskgraft.cli.runs import RUNS, Announced, check_place, state_of_run
+from taskgraft.cli.together import train_together
 from taskgraft.errors import GraftError
 from taskgraft.methods import Method, method_named
-from taskgraft.training.progress import Progress, progress_for
+from taskgraft.training.progress import progress_for
 from taskgraft.training.settings import Settings
 
 if TYPE_CHECKING:
@@ -25,30 +37,47 @@ if TYPE_CHECKING:
     from taskgraft.tasks.task import Task
     from taskgraft.training.fit import Run
 
-RUNS = ".runs"  # in a store: the state of runs that have not ended
-
 
 @app.command(
     epilog="""Examples:
   taskgraft train train.csv --text tweet --label belief --name warming
   taskgraft train pairs.csv --text premise --pair hypothesis --label relation --name nli --store grafts
   taskgraft train glue/rte --data-dir data --method adapter-256 --epochs 20 --seed 1
+  taskgraft train reviews.csv tweets.csv complaints.csv --name house
+  taskgraft train returns.csv --from grafts/house --few-shot 16 --seeds 5
 
 A run that was stopped or killed goes on where it was when the same command is given again."""
 )
 @grouped
 def train(
-    source: Source,
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SOURCE...",
+            help="A file (CSV, TSV, JSONL, Parquet), a benchmark such as glue/rte, or a data set on the Hub. "
+            "Several are trained together.",
+        ),
+    ],
     columns: Columns,
     reading: Reading,
     splits: Splits,
     training: Training,
-    name: Annotated[str | None, typer.Option(help="What to call the task.", show_default="the file's name")] = None,
+    together: Together,
+    few: FewShotOptions,
+    name: Annotated[
+        str | None,
+        typer.Option(help="What to call the task, or several together.", show_default="the file's name; together"),
+    ] = None,
     store: StoreFolder = Path("grafts"),
     backbone: BackboneName = None,
     method: Annotated[
-        str, typer.Option(help="adapter-SIZE, paper-SIZE (adapters as published), norms, head, or head-HIDDEN.")
-    ] = "adapter-64",
+        str | None,
+        typer.Option(
+            help="adapter-SIZE, paper-SIZE (adapters as published), norms, head, or head-HIDDEN; "
+            "for several tasks also hyperformer, hyperformer++, dagger, full.",
+            show_default="adapter-64; hyperformer++ for several",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of the first weights and the order of the rows.")] = Settings.seed,
     checkpoint_seconds: Annotated[
         float, typer.Option(help="The state of the run is saved this often, and after each epoch.")
@@ -58,15 +87,35 @@ def train(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Train a task from a file and put its graft into the store.
+    """Train a task from a file and put its graft into the store; or several together, which share what they learn.
 
     The columns, the kind of task, its labels and its splits are found where they are clear, and said.
     """
     output = Output(json)
-    settings = Settings(**training.settings(), seed=seed, checkpoint_seconds=checkpoint_seconds)
-    chosen, settings = method_for_graft(method, settings)
-    task = task_from(source, columns, reading, splits, name)
+    chosen = {**training.settings(), **together.settings(), "seed": seed, "checkpoint_seconds": checkpoint_seconds}
+    settings = Settings(**chosen)
+    if few.from_ is not None or few.few_shot is not None:
+        if len(sources) > 1 or method is not None or track is not None:
+            raise GraftError("--from takes one new task, by the method that the trained ones have, untracked.")
+        add_from_few(output, task_from(sources[0], columns, reading, splits, name), few, settings, store, backbone)
+    elif len(sources) > 1:
+        tasks = [task_from(source, columns, reading, splits) for source in sources]
+        train_together(output, tasks, method, name, settings, store, backbone, track)
+    else:
+        how, settings = method_for_graft(method or "adapter-64", settings)
+        task = task_from(sources[0], columns, reading, splits, name)
+        train_one(output, task, how, settings, store, backbone, track)
 
+
+def train_one(
+    output: Output,
+    task: Task,
+    method: Method,
+    settings: Settings,
+    store: Path,
+    backbone: str | None,
+    track: str | None,
+) -> None:
     from taskgraft.grafts.store import Store
     from taskgraft.training.fit import fit
 
@@ -76,7 +125,7 @@ def train(
     output.say(read_text(task))
     with state_of_run(store / RUNS / task.name) as folder:
         bar = Announced(progress_for(None), output.say)
-        run = fit(loaded, task, chosen, settings=settings, run=folder, progress=bar, track=track)
+        run = fit(loaded, task, method, settings=settings, run=folder, progress=bar, track=track)
         assert run.graft is not None
         version = grafts.put(run.graft)
     report(output, task, run, grafts, version)
@@ -93,46 +142,6 @@ def method_for_graft(name: str, settings: Settings) -> tuple[Method, Settings]:
             f"`taskgraft compare SOURCE {name}`, or train with --method adapter-64."
         )
     return method, settings if rate is None else dataclasses.replace(settings, learning_rate=rate)
-
-
-def check_place(store: Store, name: str) -> None:
-    """Refuse, before anything is trained, what could not be stored afterwards."""
-    if store.folder.exists() and not store.folder.is_dir():
-        raise GraftError(f"the store {store.folder} is a file: name a folder with --store.")
-    store.check_place(name)
-
-
-@contextmanager
-def state_of_run(folder: Path) -> Iterator[Path]:
-    """The folder of a run's state while there is a use for it: none once the run has ended, or has never begun.
-
-    A tracker's logs in it stay, and folders that were there before this command.
-    """
-    from taskgraft.training.state import RunFolder
-
-    made = [parent for parent in (folder, folder.parent, folder.parent.parent) if not parent.exists()]
-    ended = False
-    try:
-        yield folder
-        ended = True
-    finally:
-        with suppress(GraftError, OSError):
-            RunFolder(folder).tidy(ended)
-            for place in dict.fromkeys([folder, folder.parent, *made]):
-                place.rmdir()  # if it is empty: logs stay, and so does a state
-
-
-class Announced:
-    """A bar that says so when a run goes on where an earlier one ended."""
-
-    def __init__(self, bar: Progress, say: Callable[[str], None]) -> None:
-        self._bar, self._say = bar, say
-        self.step, self.epoch, self.end = bar.step, bar.epoch, bar.end
-
-    def begin(self, name: str, steps: int, done: int) -> None:
-        if done:
-            self._say(f"Going on from step {done:,} of {steps:,}, where an earlier run of this command ended.")
-        self._bar.begin(name, steps, done)
 
 
 def report(output: Output, task: Task, run: Run, store: Store, version: int) -> None:

@@ -47,6 +47,7 @@ class Entry:
     method: str = ""
     metrics: dict[str, Any] = field(default_factory=dict)
     parameters: int = 0
+    together: tuple[str, ...] = ()  # the tasks that were trained and saved together under this name
     error: str | None = None
 
 
@@ -265,8 +266,8 @@ class Store:
             if is_joint(found.folder):
                 joint = self.get_joint(name)
                 size = sum(file.stat().st_size for file in found.folder.iterdir())
-                method = f"{joint.method.name}, {len(joint.tasks)} tasks together"
-                return Entry(name, found.version, size, joint.created, method, joint.metrics, joint.parameters)
+                facts = (joint.created, joint.method.name, joint.metrics, joint.parameters, tuple(joint.tasks))
+                return Entry(name, found.version, size, *facts)
             found, (record, size) = self._read(name, None, read_summary)
         except GraftError as error:
             return Entry(name, error=str(error))

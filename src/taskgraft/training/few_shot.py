@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from os import PathLike
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -30,7 +30,7 @@ from taskgraft.training.related import drift_of, losses_of, outputs_of
 from taskgraft.training.session import changed, device_of, trained
 from taskgraft.training.settings import Settings
 
-Tune = Literal["all", "own"]
+TUNE = ("all", "own")
 STEPS = 300  # fewer rows make more epochs, so that every run has about as many steps
 
 
@@ -40,7 +40,7 @@ class FewShot:
 
     task: str
     rows: int
-    tune: Tune
+    tune: str  # "all" or "own"
     score: float | None
     deviation: float | None
     like: list[str | None]  # the trained task that each run started from
@@ -62,7 +62,7 @@ def few_shot(
     rows: int = 16,
     *,
     like: str | None = None,
-    tune: Tune = "all",
+    tune: str = "all",
     seeds: Sequence[int] = (0,),
     settings: Settings | None = None,
     run: str | PathLike[str] | None = None,
@@ -107,8 +107,8 @@ def check(
         raise GraftError(f"{rows} examples are too few to learn from: give 1 or more.")
     if like is not None and like not in joint.tasks:
         raise GraftError(f"task {like!r} is not among those trained together: {', '.join(joint.tasks)} are.")
-    if tune not in get_args(Tune):
-        raise GraftError(f"tune={tune!r} is unknown: use {' or '.join(get_args(Tune))}.")
+    if tune not in TUNE:
+        raise GraftError(f"tune={tune!r} is unknown: use {' or '.join(TUNE)}.")
     if joint.method.trains_backbone and (like is not None or tune == "own"):
         raise GraftError(
             f"tasks trained by {joint.method.name!r} have nothing of their own to start from or to tune alone: "
@@ -136,7 +136,7 @@ def one(
     task: Task,
     rows: int,
     like: str | None,
-    tune: Tune,
+    tune: str,
     settings: Settings,
     folder: str | PathLike[str] | None,
     progress: Progress | bool | None,
@@ -202,7 +202,7 @@ def all_tasks(model: Any, joint: Joint, tasks: Sequence[str] | None = None) -> I
 
 
 @contextmanager
-def continued(model: Any, joint: Joint, part: Part, like: str | None, tune: Tune, seed: int) -> Iterator[None]:
+def continued(model: Any, joint: Joint, part: Part, like: str | None, tune: str, seed: int) -> Iterator[None]:
     """The new task on a bare model, with what it starts from, alone in being trained."""
     was_training = model.training
     add_joint(model, joint, None if like is None else [like])
