@@ -178,11 +178,11 @@ def test_the_last_epoch_near_the_best_is_kept_and_patience_ends_a_run(monkeypatc
     scores = iter([0.5, 0.9, 0.88, 0.6, 0.55, 0.5, 0.4])
     seen: list[dict[str, Tensor]] = []
 
-    def validated(self: Loop, split: str, weights: Any = None) -> dict[str, float]:
+    def validated(self: Loop, split: str, weights: Any = None) -> dict[str, dict[str, float]]:
         if weights is None:
-            return {"accuracy": 0.0}
+            return {"mood": {"accuracy": 0.0}}
         seen.append({name: value.clone() for name, value in weights.items()})
-        return {"accuracy": next(scores)}
+        return {"mood": {"accuracy": next(scores)}}
 
     monkeypatch.setattr(Loop, "evaluate", validated)
     run = tg.fit(tiny.backbone(), tiny.task(), tg.Adapter(size=4), **{**FAST, "patience": 3, "epochs": 9})

@@ -140,7 +140,7 @@ def test_a_second_ctrl_c_leaves_a_whole_state(tmp_path: Path, monkeypatch: pytes
     evaluate = Loop.evaluate
     calls = 0
 
-    def impatient(self: Loop, *arguments: Any, **options: Any) -> dict[str, float]:
+    def impatient(self: Loop, *arguments: Any, **options: Any) -> dict[str, dict[str, float]]:
         nonlocal calls
         calls += 1
         if calls == 3:  # the second epoch's: each validation asks twice

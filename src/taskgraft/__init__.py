@@ -41,8 +41,11 @@ _HOMES = {
     "taskgraft.tasks.task": ("Task",),
     "taskgraft.training.automl": ("automl",),
     "taskgraft.training.compare": ("compare",),
+    "taskgraft.reports.taskmap": ("TaskMap", "task_map"),
     "taskgraft.training.evaluate": ("evaluate", "predict"),
+    "taskgraft.training.few_shot": ("FewShot", "few_shot"),
     "taskgraft.training.fit": ("Run", "fit", "train"),
+    "taskgraft.training.joint": ("JointRun",),
     "taskgraft.training.optim": ("AdamW",),
     "taskgraft.training.settings": ("Settings",),
     "taskgraft.grafts.graft": ("Graft", "add_graft", "get_graft", "load_graft", "materialise"),
@@ -89,15 +92,20 @@ if TYPE_CHECKING:
     from taskgraft.methods import method_from_json as method_from_json
     from taskgraft.nn.bottleneck import bottleneck as bottleneck
     from taskgraft.nn.heads import Head as Head
+    from taskgraft.reports.taskmap import TaskMap as TaskMap
+    from taskgraft.reports.taskmap import task_map as task_map
     from taskgraft.tasks.load import load_task as load_task
     from taskgraft.tasks.task import Task as Task
     from taskgraft.training.automl import automl as automl
     from taskgraft.training.compare import compare as compare
     from taskgraft.training.evaluate import evaluate as evaluate
     from taskgraft.training.evaluate import predict as predict
+    from taskgraft.training.few_shot import FewShot as FewShot
+    from taskgraft.training.few_shot import few_shot as few_shot
     from taskgraft.training.fit import Run as Run
     from taskgraft.training.fit import fit as fit
     from taskgraft.training.fit import train as train
+    from taskgraft.training.joint import JointRun as JointRun
     from taskgraft.training.optim import AdamW as AdamW
     from taskgraft.training.settings import Settings as Settings
 

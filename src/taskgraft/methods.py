@@ -30,11 +30,12 @@ def _require(ok: bool, sentence: str) -> None:
         raise GraftError(sentence)
 
 
-def _check_whole(method: Method, fields: Sequence[str], least: int = 1) -> None:
+def _check_whole(method: Method, fields: Sequence[str], least: int = 1, optional: bool = False) -> None:
     for field in fields:
         value = getattr(method, field)
         whole = isinstance(value, int) and not isinstance(value, bool) and value >= least
-        _require(value is None or whole, f"{field}={value!r} must be a whole number of at least {least}.")
+        ok = whole or (optional and value is None)
+        _require(ok, f"{field}={value!r} must be a whole number of at least {least}.")
 
 
 def _check_sites(sites: Sequence[str]) -> None:
@@ -129,7 +130,7 @@ class Adapter(Method):
             object.__setattr__(self, "layers", tuple(sorted(set(self.layers))))
             _require(bool(self.layers), "layers=() leaves no layer to adapt: leave it out to adapt all of them.")
         _require(self.size is None or self.reduction is None, "give size or reduction, not both.")
-        _check_whole(self, ("size", "reduction"))
+        _check_whole(self, ("size", "reduction"), optional=True)
         _check_whole(self, ("depth",), least=0)
         _check_sites(self.sites)
         _check_choice("activation", self.activation, Activation)
@@ -193,13 +194,14 @@ class HyperFormer(Method):
         super().__post_init__()
         object.__setattr__(self, "sites", tuple(self.sites))
         _require(
-            self.shared in (True, False, "layers"),
+            isinstance(self.shared, bool) or self.shared == "layers",
             f"shared={self.shared!r} is unknown: use False (HyperFormer), True (HyperFormer++) or 'layers'.",
         )
         _require(self.size is None or self.reduction is None, "give size or reduction, not both.")
         if self.size is None and self.reduction is None:
             object.__setattr__(self, "reduction", 32)
-        _check_whole(self, ("size", "reduction", "task_dim", "hidden_dim", "projected_dim"))
+        _check_whole(self, ("size", "reduction"), optional=True)
+        _check_whole(self, ("task_dim", "hidden_dim", "projected_dim"))
         _check_sites(self.sites)
         _check_choice("activation", self.activation, Activation)
         _check_choice("norms", self.norms, Norms)
@@ -347,7 +349,7 @@ def method_named(name: str) -> tuple[Method, float | None]:
     elif kind.startswith("hyperformer"):
         method = HyperFormer(shared=kind.endswith("++"), size=number)
     elif kind == "dagger":
-        method = Adapter(size=number, reduction=None if number else 32, norm_after="shared", init_std=1e-2)
+        method = Adapter(size=number, reduction=None if number else 32, norm_after="shared")
     elif kind == "top":
         method = TopLayers(k=number or 0)
     else:

@@ -81,7 +81,11 @@ def add_task(
         grafts.check_trained_together([*(grafts.tasks[task].method for task in grafts.trained), method])
     grafts.add(name, method, Head.of(head), seed=seed, like=like)
     if train:
-        grafts.train([*grafts.trained, name])
+        try:
+            grafts.train([*grafts.trained, name])
+        except GraftError:
+            grafts.remove(name)
+            raise
 
 
 def remove_task(model: Any, name: str) -> None:

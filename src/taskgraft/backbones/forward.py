@@ -18,7 +18,7 @@ from transformers.utils import ModelOutput
 
 from taskgraft.errors import GraftError
 from taskgraft.nn.heads import IGNORED, Head, pool, row_losses
-from taskgraft.nn.rows import Route, bind
+from taskgraft.nn.rows import Route, bind, generating
 
 if TYPE_CHECKING:
     from taskgraft.backbones.insert import Grafts
@@ -53,7 +53,7 @@ def grafted_forward(original: Callable[..., Any]) -> Callable[..., Any]:
             with bind(grafts.bound, grafts.route_of(grafts.names_of(task_ids))):
                 return forward(self, *args, **kwargs)
         route = grafts.route()
-        if route.generated_rows and route.generated is None:
+        if route.generated_rows and not grafts.bound.generated:
             with generated_once(grafts):
                 return forward(self, *args, **kwargs)
         if self.training:
@@ -74,9 +74,9 @@ def grafted_forward(original: Callable[..., Any]) -> Callable[..., Any]:
     return forward
 
 
-def generated_once(grafts: Grafts) -> bind:
+def generated_once(grafts: Grafts) -> generating:
     """Let hypernetworks generate the weights of the rows in force now, for all calls of the model in this block."""
-    return bind(grafts.bound, grafts.generated(grafts.route()))
+    return generating(grafts.bound, grafts.generated(grafts.route()))
 
 
 def forward_with_heads(
@@ -208,13 +208,14 @@ class KeepRows:
         self.checkpoint, self.grafts = checkpoint, grafts
 
     def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        route = self.grafts.route()
+        route, generated = self.grafts.route(), self.grafts.bound.generated
         runs = 0
 
         def with_rows(*inner: Any, **options: Any) -> Any:
             nonlocal runs
             runs += 1
-            with bind(self.grafts.bound, route if runs == 1 else route.again()):
+            bound = self.grafts.bound
+            with bind(bound, route if runs == 1 else route.again()), generating(bound, generated):
                 return function(*inner, **options)
 
         return self.checkpoint(with_rows, *args, **kwargs)

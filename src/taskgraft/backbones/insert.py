@@ -26,7 +26,7 @@ from taskgraft.methods import Adapter, HeadOnly, HyperFormer, Method, TopLayers
 from taskgraft.names import check_task_name
 from taskgraft.nn.bank import AdapterBank, Bank, fresh_bottleneck
 from taskgraft.nn.heads import Head, HeadBank, fresh_head
-from taskgraft.nn.hypernet import GeneratedAdapter, HypernetBank, embedding_layout, fresh_hypernet
+from taskgraft.nn.hypernet import Generated, GeneratedAdapter, HypernetBank, embedding_layout, fresh_hypernet
 from taskgraft.nn.norms import NormBank
 from taskgraft.nn.rows import Bound, Packing, Route, RowIndex, Slots
 
@@ -111,11 +111,9 @@ class Grafts:
         length = None if every_row else len(listed)
         return self.issued(Route(listed, length, kinds, packing=packing, generated_rows=made))
 
-    def generated(self, route: Route) -> Route:
-        """The route with the weights that hypernetworks generate for its rows."""
-        made = {key: self.hyper_kinds[key].generate(rows) for key, rows in route.generated_rows.items()}
-        expanded = None if route.expanded is None else replace(route.expanded, generated=made)
-        return self.issued(replace(route, generated=made, expanded=expanded))
+    def generated(self, route: Route) -> dict[str, Generated]:
+        """What hypernetworks generate for the rows of a route, by kind."""
+        return {key: self.hyper_kinds[key].generate(rows) for key, rows in route.generated_rows.items()}
 
     def issued(self, route: Route) -> Route:
         """Keep an eye on a route for as long as someone holds it."""
@@ -184,6 +182,8 @@ class Grafts:
                     weights |= self._weights_like(like, plan, head)
             else:
                 check_weights(name, plan, weights)
+                for kind, _ in plan:
+                    kind.check_given(name, weights)
         except GraftError:
             self._discard_empty_kinds()
             raise
@@ -203,7 +203,8 @@ class Grafts:
         for key in self.tasks.pop(name).kinds:
             self.kinds[key].slots.release(name)
         self._discard_empty_kinds()
-        self.backbone.restore()
+        if not any(task.method.trains_backbone for task in self.tasks.values()):
+            self.backbone.restore()
         self._refresh()
 
     def train(self, names: Sequence[str], shared: bool = True) -> None:
@@ -217,8 +218,8 @@ class Grafts:
         if len(set(names)) != len(names):
             raise GraftError(f"{list(names)} names a task twice.")
         self.check_trained_together([self.tasks[name].method for name in names])
-        if shared:
-            for kind in self.kinds.values():
+        for kind in self.kinds.values():
+            if shared or not isinstance(kind, HyperKind):  # a hypernetwork at rest harms none of its other tasks
                 kind.check_shared(names)
         if names and self.tasks[names[0]].method.trains_backbone and (len(names) < len(self.tasks) or not shared):
             left = next((task for task in self.tasks if task not in names), names[0])
@@ -402,7 +403,7 @@ class Grafts:
         size = method.bottleneck_size(self.width)
         kind.banks["task"] = Bank(embedding_layout(method.task_dim), size, device, dtype, blank=None)
         for site in chosen:
-            self._wrapped(site).add_bank(key, GeneratedAdapter(form, key, site.name))
+            self._wrapped(site).add_bank(key, GeneratedAdapter(form, key, site.name, self.bound))
         if not hasattr(self.model, HYPERNETS):
             self.model.add_module(HYPERNETS, nn.ModuleDict())
         banks = nn.ModuleDict({"task": kind.banks["task"], "shared": kind.shared_bank})

@@ -43,6 +43,9 @@ class Kind:
                 bank.widen(width)
             bank.write(slot, {tensor: weights[f"{name}.{tensor}"] for tensor in bank.weights})
 
+    def check_given(self, task: str, weights: Mapping[str, Tensor]) -> None:
+        """Refuse weights that do not agree with those that the tasks of this kind have in common at all times."""
+
     def shapes(self, size: int) -> dict[str, tuple[int, ...]]:
         """What a task of this size has to bring, by name on disk."""
         return {
@@ -104,6 +107,15 @@ class HyperKind(Kind):
         if not self.slots.of:
             self.shared_bank.write(0, {name: weights[f"{HYPERNET}.{name}"] for name in self.shared_bank.weights})
         super().add(task, size, weights)
+
+    def check_given(self, task: str, weights: Mapping[str, Tensor]) -> None:
+        for name, own in (self.shared_bank.read(0, 0) if self.slots.of else {}).items():
+            if torch.equal(own.cpu(), weights[f"{HYPERNET}.{name}"].to("cpu", own.dtype)):
+                continue
+            raise GraftError(
+                f"the hypernetwork of task {task!r} has been trained on for {next(iter(self.slots.of))!r} on this "
+                "model, so they no longer share it: put all of its tasks on the model at once."
+            )
 
     def shapes(self, size: int) -> dict[str, tuple[int, ...]]:
         generated_by = {f"{HYPERNET}.{name}": weight.shape for name, weight in self.shared_bank.weights.items()}

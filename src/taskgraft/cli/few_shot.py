@@ -31,7 +31,9 @@ def add_from_few(
     from taskgraft.training.few_shot import check, few_shot
 
     if few.from_ is None:
-        raise GraftError("--few-shot needs tasks to start from: name them with --from STORE/NAME.")
+        raise GraftError(
+            "--few-shot, --like, --tune and --seeds need tasks to start from: name them with --from STORE/NAME."
+        )
     if few.seeds < 1:
         raise GraftError(f"--seeds {few.seeds} leaves nothing to run: give 1 or more.")
     joint, grafts = load_joint(few.from_), Store(store)

@@ -132,6 +132,10 @@ class Together:
         Settings.weighting
     )
 
+    own_rate: Annotated[
+        float | None, option(TOGETHER, "The rate of what is a task's own: embedding, head.", default="by the backbone")
+    ] = Settings.own_rate
+
     def settings(self) -> dict[str, Any]:
         """As fields of `Settings`, checked."""
         chosen = asdict(self)

@@ -29,7 +29,7 @@ def state_of_run(folder: Path) -> Iterator[Path]:
 
     A tracker's logs in it stay, and folders that were there before this command.
     """
-    from taskgraft.training.state import RunFolder
+    from taskgraft.training.state import LOCK, RunFolder
 
     made = [parent for parent in (folder, folder.parent, folder.parent.parent) if not parent.exists()]
     ended = False
@@ -38,8 +38,10 @@ def state_of_run(folder: Path) -> Iterator[Path]:
         ended = True
     finally:
         with suppress(GraftError, OSError):
-            RunFolder(folder).tidy(ended)
-            for place in dict.fromkeys([folder, folder.parent, *made]):
+            seeds = [lock.parent for lock in folder.glob(f"*/{LOCK}")]  # runs of several seeds have a folder each
+            for place in (*seeds, folder):
+                RunFolder(place).tidy(ended)
+            for place in dict.fromkeys([*seeds, folder, folder.parent, *made]):
                 place.rmdir()  # if it is empty: logs stay, and so does a state
 
 

@@ -88,7 +88,8 @@ def report(output: Output, tasks: list[Task], run: JointRun, store: Path, name: 
     output.say(f"Saved: {store / name} (version {version}: all tasks with what they share); as grafts: {alone}")
     if run.grafts:
         output.say(f'\nNext: taskgraft predict {shlex.quote(tasks[0].name)} "..."{where}')
-    output.say(f"A new task from few examples: taskgraft train NEW.csv --from {store / name} --few-shot 16{where}")
+    start = shlex.quote(str(store / name))
+    output.say(f"A new task from few examples: taskgraft train NEW.csv --from {start} --few-shot 16{where}")
     record: dict[str, Any] = {
         "name": name,
         "store": str(store),

@@ -94,7 +94,7 @@ def train(
     output = Output(json)
     chosen = {**training.settings(), **together.settings(), "seed": seed, "checkpoint_seconds": checkpoint_seconds}
     settings = Settings(**chosen)
-    if few.from_ is not None or few.few_shot is not None:
+    if few != FewShotOptions():
         if len(sources) > 1 or method is not None or track is not None:
             raise GraftError("--from takes one new task, by the method that the trained ones have, untracked.")
         add_from_few(output, task_from(sources[0], columns, reading, splits, name), few, settings, store, backbone)

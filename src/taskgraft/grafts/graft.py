@@ -35,7 +35,8 @@ AGAIN = "copy the graft again, or train it again"
 NEVER_PICKLES = "taskgraft never loads pickles, since they can run any code: ask for the graft as safetensors."
 
 # What graft.json must hold for a graft to be read; further keys are welcome.
-NEEDED: dict[str, type | tuple[type, ...]] = {
+Needed = dict[str, type | tuple[type, ...]]
+NEEDED: Needed = {
     "method": dict,
     "head": (dict, type(None)),
     "head.kind": str,
@@ -247,24 +248,24 @@ def package_versions() -> dict[str, str]:
     return known
 
 
-def read_record(name: str, folder: Path) -> dict[str, Any]:
+def read_record(name: str, folder: Path, file: str = RECORD, needed: Needed = NEEDED) -> dict[str, Any]:
     """graft.json, once it is known to hold what a graft needs."""
-    with explained(name, folder, RECORD) as path:
+    with explained(name, folder, file) as path:
         raw = path.read_bytes()
     try:
         record = json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise GraftError(f"{RECORD} of graft {name!r} is not JSON ({error}): {AGAIN}.") from error
+        raise GraftError(f"{file} of graft {name!r} is not JSON ({error}): {AGAIN}.") from error
     written = record.get("format") if isinstance(record, dict) else None
     if not isinstance(written, int):
-        raise GraftError(f"{RECORD} of graft {name!r} does not say which format it is in: {AGAIN}.")
+        raise GraftError(f"{file} of graft {name!r} does not say which format it is in: {AGAIN}.")
     if written > FORMAT:
         raise GraftError(f"graft {name!r} is in format {written} and this version reads {FORMAT}: update taskgraft.")
-    for key, kind in NEEDED.items():
+    for key, kind in needed.items():
         parent, _, child = key.rpartition(".")
         holder = record[parent] if parent else record
         if holder is not None and not isinstance(holder.get(child, ...), kind):  # None: no head
-            raise GraftError(f"{RECORD} of graft {name!r} has no valid {key!r}: {AGAIN}.")
+            raise GraftError(f"{file} of graft {name!r} has no valid {key!r}: {AGAIN}.")
     checked: dict[str, Any] = record
     return checked
 
@@ -272,12 +273,17 @@ def read_record(name: str, folder: Path) -> dict[str, Any]:
 def read_summary(name: str, folder: Path) -> tuple[dict[str, Any], int]:
     """graft.json and the size of all its files in bytes, without reading the tensors."""
     record = read_record(name, folder)
-    with explained(name, folder, TENSORS) as path:
-        tensors = path.stat().st_size
+    return record, size_on_disk(name, folder, TENSORS, record)
+
+
+def size_on_disk(name: str, folder: Path, tensors: str, record: Mapping[str, Any]) -> int:
+    """All files of a folder, in bytes, once the tensors are known to be as long as they were written."""
+    with explained(name, folder, tensors) as path:
+        found = path.stat().st_size
         size = sum(file.stat().st_size for file in folder.iterdir())
-    if tensors != record["tensors"]["bytes"]:
-        raise GraftError(not_as_written(name, tensors, record))
-    return record, size
+    if found != record["tensors"]["bytes"]:
+        raise GraftError(not_as_written(name, found, record))
+    return size
 
 
 def read_graft(name: str, folder: Path) -> Graft:
@@ -299,7 +305,7 @@ def read_graft(name: str, folder: Path) -> Graft:
 
 def not_as_written(name: str, size: int, record: Mapping[str, Any]) -> str:
     seen = f"{size} bytes, {record['tensors']['bytes']} were written"
-    return f"{TENSORS} of graft {name!r} was truncated or changed since it was written ({seen}): {AGAIN}."
+    return f"{record['tensors']['file']} of {name!r} was truncated or changed since it was written ({seen}): {AGAIN}."
 
 
 def begins_like_safetensors(data: bytes) -> bool:
@@ -318,6 +324,8 @@ def explained(name: str, folder: Path, file: str) -> Iterator[Path]:
             raise GraftError(
                 f"{name!r} is not one graft but tasks that were trained together: load it with tg.load_joint."
             ) from error
+        if file == "joint.json" and (folder / RECORD).is_file():
+            raise GraftError(f"{name!r} is one graft, not tasks kept together: load it with tg.load_graft.") from error
         reason = f"it has {pickles[0]}, and {NEVER_PICKLES}" if pickles else f"{AGAIN}."
         raise GraftError(f"graft {name!r} has no {file} in {folder}: {reason}") from error
     except OSError as error:

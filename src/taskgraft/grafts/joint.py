@@ -23,14 +23,30 @@ from torch import Tensor
 from taskgraft.backbones import api
 from taskgraft.errors import GraftError
 from taskgraft.grafts.fingerprint import check_backbone
-from taskgraft.grafts.graft import AGAIN, Graft, explained, head_from_json, identity, materialise, now, package_versions
+from taskgraft.grafts.graft import (
+    AGAIN,
+    FORMAT,
+    Graft,
+    explained,
+    head_from_json,
+    identity,
+    materialise,
+    not_as_written,
+    now,
+    package_versions,
+    read_record,
+)
+from taskgraft.grafts.graft import NEEDED as NEEDED_OF_ONE
 from taskgraft.methods import Method, method_from_json
 from taskgraft.nn.heads import Head
 
-FORMAT = 1
 RECORD, TENSORS = "joint.json", "joint.safetensors"
 SHARED = "*"  # in a tensor's name, where a task's name would be; no task can be called so
 BACKBONE = "backbone."  # before the names of the backbone's own weights, where those were trained
+
+# What joint.json must hold: a dict of tasks, where graft.json has one.
+NEEDED = {key: kind for key, kind in NEEDED_OF_ONE.items() if key.partition(".")[0] not in ("method", "head", "task")}
+NEEDED["tasks"] = dict
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +131,13 @@ class Joint:
             "packages": package_versions(),
             "tensors": {"file": TENSORS, "sha256": hashlib.sha256(tensors).hexdigest(), "bytes": len(tensors)},
         }
-        return {RECORD: json.dumps(record, indent=1, ensure_ascii=False).encode(), TENSORS: tensors}
+        try:
+            return {RECORD: json.dumps(record, indent=1, ensure_ascii=False).encode(), TENSORS: tensors}
+        except (TypeError, ValueError) as error:
+            raise GraftError(
+                f"the metrics, training or task records of {name!r} cannot be written as JSON: {error}; "
+                "use plain numbers, strings, lists and dicts."
+            ) from error
 
 
 def get_joint(
@@ -139,9 +161,9 @@ def get_joint(
     first = grafts.require(names[0])
     tensors: dict[str, Tensor] = {}
     for name in names:
-        if grafts.require(name).method.name != first.method.name:
-            raise GraftError(f"tasks {names[0]!r} and {name!r} are of different methods, so they share nothing.")
         shared = grafts.shared_names(name)
+        if grafts.tasks[name].method.name != first.method.name or shared != grafts.shared_names(names[0]):
+            raise GraftError(f"tasks {names[0]!r} and {name!r} are of different methods, so they share nothing.")
         for tensor, value in grafts.read(name).items():
             key = f"{SHARED if tensor in shared else name}/{tensor}"
             if key in tensors and not torch.equal(tensors[key], value.cpu()):
@@ -237,21 +259,24 @@ def grafts_in(model: Any, joint: Joint) -> dict[str, Graft]:
     }
 
 
+def read_joint_record(name: str, folder: Path) -> dict[str, Any]:
+    """joint.json, once it is known to hold what is needed."""
+    record = read_record(name, folder, RECORD, NEEDED)
+    if not all(isinstance(task, dict) and isinstance(task.get("method"), dict) for task in record["tasks"].values()):
+        raise GraftError(f"{RECORD} of {name!r} has a task without a method: {AGAIN}.")
+    if not record["tasks"]:
+        raise GraftError(f"{RECORD} of {name!r} names no tasks: {AGAIN}.")
+    return record
+
+
 def read_joint(name: str, folder: Path) -> Joint:
     """Both files of a folder, checked."""
-    with explained(name, folder, RECORD) as path:
-        raw = path.read_bytes()
-    try:
-        record = json.loads(raw)
-        written, stated = record["format"], record["tensors"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise GraftError(f"{RECORD} of {name!r} is not the record of tasks trained together: {AGAIN}.") from error
-    if not isinstance(written, int) or written > FORMAT:
-        raise GraftError(f"{name!r} is in format {written} and this version reads {FORMAT}: update taskgraft.")
+    record = read_joint_record(name, folder)
+    stated = record["tensors"]
     with explained(name, folder, TENSORS) as path:
         data = path.read_bytes()
     if len(data) != stated["bytes"] or hashlib.sha256(data).hexdigest() != stated["sha256"]:
-        raise GraftError(f"{TENSORS} of {name!r} was truncated or changed since it was written: {AGAIN}.")
+        raise GraftError(not_as_written(name, len(data), record))
     try:
         tensors = safetensors.torch.load(data)
         tasks = {
@@ -261,5 +286,5 @@ def read_joint(name: str, folder: Path) -> Joint:
             for task, member in record["tasks"].items()
         }
         return Joint(tasks, tensors, **{key: record[key] for key in ("backbone", "metrics", "training", "created")})
-    except (SafetensorError, KeyError, TypeError, AttributeError) as error:
+    except (SafetensorError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise GraftError(f"the files of {name!r} do not hold tasks trained together ({error}): {AGAIN}.") from error

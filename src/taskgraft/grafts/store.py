@@ -24,9 +24,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from taskgraft.errors import GraftError
-from taskgraft.grafts.graft import Graft, encode, read_graft, read_summary
+from taskgraft.grafts.graft import Graft, encode, read_graft, read_summary, size_on_disk
 from taskgraft.grafts.joint import RECORD as JOINT
-from taskgraft.grafts.joint import Joint, read_joint
+from taskgraft.grafts.joint import TENSORS as JOINT_TENSORS
+from taskgraft.grafts.joint import Joint, read_joint, read_joint_record
 from taskgraft.names import check_task_name
 
 LINK = re.compile(r"\.versions/([0-9a-f]{32})/(\d{6,})")
@@ -264,9 +265,10 @@ class Store:
         try:
             found = self._require(name)
             if is_joint(found.folder):
-                joint = self.get_joint(name)
-                size = sum(file.stat().st_size for file in found.folder.iterdir())
-                facts = (joint.created, joint.method.name, joint.metrics, joint.parameters, tuple(joint.tasks))
+                found, (record, size) = self._read(name, None, read_joint_summary)
+                tasks = record["tasks"]
+                method = str(next(iter(tasks.values()))["method"].get("method"))
+                facts = (record["created"], method, record["metrics"], record["parameters"], tuple(tasks))
                 return Entry(name, found.version, size, *facts)
             found, (record, size) = self._read(name, None, read_summary)
         except GraftError as error:
@@ -315,6 +317,12 @@ class Store:
 
 def is_joint(folder: Path) -> bool:
     return (folder / JOINT).is_file()
+
+
+def read_joint_summary(name: str, folder: Path) -> tuple[dict[str, Any], int]:
+    """joint.json and the size of all its files in bytes, without reading the tensors."""
+    record = read_joint_record(name, folder)
+    return record, size_on_disk(name, folder, JOINT_TENSORS, record)
 
 
 def read_either(name: str, folder: Path) -> Graft | Joint:

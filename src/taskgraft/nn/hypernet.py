@@ -22,9 +22,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from taskgraft.errors import GraftError
 from taskgraft.nn.bank import Bank, Layout, Weight
 from taskgraft.nn.bottleneck import Form, bottleneck, take
-from taskgraft.nn.rows import Route, RowIndex
+from taskgraft.nn.rows import Bound, Route, RowIndex
 
 NORM_EPS = 1e-6
 GROUPS = ("projector", "generator")
@@ -205,14 +206,19 @@ class HypernetBank(Bank):
 
 
 class GeneratedAdapter(nn.Module):
-    """A site's bottlenecks of one hypernetwork. It holds no weights: they come with the route of the forward pass."""
+    """A site's bottlenecks of one hypernetwork. It holds no weights: they are there while the model runs."""
 
-    def __init__(self, form: Form, kind: str, site: str) -> None:
+    def __init__(self, form: Form, kind: str, site: str, bound: Bound) -> None:
         super().__init__()
-        self.form, self.kind, self.site = form, kind, site
+        self.form, self.kind, self.site, self.bound = form, kind, site, bound
 
     def forward(self, x: Tensor, index: RowIndex, route: Route, source: Tensor | None) -> Tensor:
-        weights = route.generated_weights(self.kind)[self.site]
+        if self.kind not in self.bound.generated:
+            raise GraftError(
+                "the weights of these rows are generated when the model is called, and a part of it was called alone: "
+                "call the model itself, or write the task out with tg.materialise."
+            )
+        weights = self.bound.generated[self.kind][self.site]
         sizes = index.sizes if self.form.needs_mask else None
         return bottleneck(x, route.generated_rows[self.kind].rows, weights, self.form, source=source, sizes=sizes)
 

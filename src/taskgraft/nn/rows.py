@@ -139,7 +139,6 @@ class Route:
     kinds: dict[str, RowIndex]
     expanded: Route | None = None  # the same rows, repeated for the beams of `generate`
     generated_rows: dict[str, GeneratedRows] = field(default_factory=dict)  # by kind, of those in `kinds`
-    generated: dict[str, dict[str, dict[str, Tensor]]] | None = None  # kind -> site -> tensor, while a model runs
     packing: Packing | None = None
     recomputing: bool = False  # a checkpointed forward, run again in backward: change no state
     stale: bool = False
@@ -159,24 +158,18 @@ class Route:
             f"{self.length} rows were named for a batch of {x.shape[0]}: name one task (or None) for each row."
         )
 
-    def generated_weights(self, kind: str) -> dict[str, dict[str, Tensor]]:
-        if self.generated is None:
-            raise GraftError(
-                "the weights of these rows are generated when the model is called, and a part of it was called alone: "
-                "call the model itself, or write the task out with tg.materialise."
-            )
-        return self.generated[kind]
-
     def again(self) -> Route:
         return replace(self, recomputing=True)
 
 
 class Bound(threading.local):
-    """The route in force on this thread, None outside of any; and the sub-layer inputs that parallel adapters await."""
+    """The route in force on this thread, None outside of any; and what sites find there while a model runs:
+    the sub-layer inputs that parallel adapters await, and the weights that hypernetworks have generated."""
 
     def __init__(self) -> None:
         self.route: Route | None = None
         self.inputs: dict[str, Tensor] = {}
+        self.generated: dict[str, dict[str, dict[str, Tensor]]] = {}  # kind -> site -> tensor
 
     def __reduce__(self) -> Any:
         return Bound, ()
@@ -196,3 +189,17 @@ class bind:
 
     def __exit__(self, *_: object) -> None:
         self.bound.route = self.before.pop()
+
+
+class generating:
+    """Let the sites of this thread find these generated weights for the length of a `with` block."""
+
+    def __init__(self, bound: Bound, weights: dict[str, dict[str, dict[str, Tensor]]]) -> None:
+        self.bound, self.weights = bound, weights
+        self.before: dict[str, dict[str, dict[str, Tensor]]] = {}
+
+    def __enter__(self) -> None:
+        self.before, self.bound.generated = self.bound.generated, self.weights
+
+    def __exit__(self, *_: object) -> None:
+        self.bound.generated = self.before

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -86,7 +86,7 @@ class TaskMap:
 def task_map(
     embeddings: Mapping[str, Sequence[float] | npt.NDArray[Any]],
     *,
-    method: Literal["auto", "pca", "tsne"] = "auto",
+    method: str = "auto",
     groups: Mapping[str, str] | None = None,
     seed: int = 0,
 ) -> TaskMap:

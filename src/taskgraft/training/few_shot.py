@@ -151,7 +151,8 @@ def one(
     count = task.split("train").num_rows
     steps = math.ceil(math.ceil(count / settings.batch_size) / settings.accumulation)
     epochs = settings.epochs or max(3, math.ceil(STEPS / steps))
-    settings = replace(settings, epochs=epochs).resolved(method, task.kind, count)
+    has_heads = not model.config.is_encoder_decoder
+    settings = replace(settings, epochs=epochs).resolved(method, task.kind, count, has_heads=has_heads)
     device = device_of()
     part = part_of(backbone, task, settings, device, prefix=method.trains_backbone)
     model.to(device)
@@ -194,11 +195,13 @@ def examples(task: Task, rows: int, seed: int) -> Any:
 @contextmanager
 def all_tasks(model: Any, joint: Joint, tasks: Sequence[str] | None = None) -> Iterator[None]:
     """Trained tasks on a bare model, at rest, for a while."""
+    was_training = model.training
     add_joint(model, joint, tasks)
     try:
         yield
     finally:
         api.ungraft(model)
+        model.train(was_training)
 
 
 @contextmanager
@@ -208,7 +211,7 @@ def continued(model: Any, joint: Joint, part: Part, like: str | None, tune: str,
     add_joint(model, joint, None if like is None else [like])
     try:
         method = joint.method if like is None else joint.tasks[like].method
-        api.add_task(model, part.name, replace(method, pooling=None), part.head, seed=seed, train=False, like=like)
+        api.add_task(model, part.name, method, part.head, seed=seed, train=False, like=like)
         if like is not None:  # the weights it shares are the new task's alone from here on
             api.remove_task(model, like)
             api.train_only(model, part.name, shared=tune == "all")

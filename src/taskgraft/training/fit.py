@@ -10,9 +10,9 @@ from typing import Any, overload
 from taskgraft.backbones import api
 from taskgraft.backbones.load import Backbone
 from taskgraft.errors import GraftError
-from taskgraft.grafts.graft import Graft, materialise
+from taskgraft.grafts.graft import STATE, Graft, materialise
 from taskgraft.grafts.joint import Joint
-from taskgraft.methods import Adapter, HyperFormer, Method
+from taskgraft.methods import Adapter, Method
 from taskgraft.names import check_task_name
 from taskgraft.tasks.metrics import score_of
 from taskgraft.tasks.task import Task
@@ -104,7 +104,8 @@ def fit(
         return fit_joint(backbone, task, method, settings=settings, run=run, progress=progress, track=track)
     method = Adapter() if method is None else method
     check_task_name(task.name)
-    settings = settings.resolved(method, task.kind, task.split("train").num_rows)
+    writes = bool(backbone.model.config.is_encoder_decoder)
+    settings = settings.resolved(method, task.kind, task.split("train").num_rows, has_heads=not writes)
     total = sum(p.numel() for p in backbone.model.parameters())
     part = part_of(backbone, task, settings, device_of(), prefix=method.trains_backbone)
     mount = mounted(backbone.model, {task.name: part.head}, method, settings.seed)
@@ -117,7 +118,6 @@ def run_of(backbone: Backbone, part: Part, method: Method, loop: Loop, total: in
     task, model = part.task, backbone.model
     validation = loop.validation.get(task.name, {})
     test = loop.evaluate("test").get(task.name, {})
-    count = sum(p.numel() for p in api.trainable(model).values())
     graft, split = None, "test" if test else "validation"
     score = score_of(task.metrics, test or validation) if test or validation else None
     if not method.trains_backbone:
@@ -129,12 +129,11 @@ def run_of(backbone: Backbone, part: Part, method: Method, loop: Loop, total: in
             backbone=backbone.name,
             training={**loop.to_json(), "cut": part.cut, "backbone_parameters": total},
         )
-        count = graft.parameters if method.name != HyperFormer.name else count
     return Run(
         task=task.name,
         method=api.grafts_of(model).require(task.name).method,
         settings=loop.settings,
-        trained=count,
+        trained=trained_parameters(model, task.name),
         total=total,
         score=score,
         split=split,
@@ -148,3 +147,12 @@ def run_of(backbone: Backbone, part: Part, method: Method, loop: Loop, total: in
         history=loop.history,
         graft=graft,
     )
+
+
+def trained_parameters(model: Any, name: str) -> int:
+    """How many parameters are trained for a task: its own, and what it shares unless that is held still."""
+    grafts = api.grafts_of(model)
+    still = set() if grafts.trains_shared else grafts.shared_names(name)
+    weights = {key: value for key, value in grafts.read(name).items() if key not in still and not key.endswith(STATE)}
+    backbone = grafts.backbone.parameters_of(grafts.require(name).method)
+    return sum(value.numel() for value in (*weights.values(), *backbone.values()))

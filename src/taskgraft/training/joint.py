@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any
 
-from taskgraft.backbones import api
 from taskgraft.backbones.load import Backbone
 from taskgraft.errors import GraftError
 from taskgraft.grafts.graft import Graft, identity
@@ -63,8 +62,9 @@ def fit_joint(
     settings = changed(settings, changes)
     rows = sum(task.split("train").num_rows for task in tasks)
     kinds = {task.kind for task in tasks}
-    settings = settings.resolved(method, "spans" if "spans" in kinds else tasks[0].kind, rows)
     model, device = backbone.model, device_of()
+    kind = "spans" if "spans" in kinds else tasks[0].kind
+    settings = settings.resolved(method, kind, rows, has_heads=not model.config.is_encoder_decoder)
     total = sum(p.numel() for p in model.parameters())
     parts = [part_of(backbone, task, settings, device, prefix=method.trains_backbone) for task in tasks]
     known_as = identity(model, backbone.name)
@@ -102,7 +102,7 @@ def joint_run(
     return JointRun(
         method=method,
         settings=loop.settings,
-        trained=sum(p.numel() for p in api.trainable(model).values()),
+        trained=joint.parameters,
         total=total,
         score=score,
         results=results,

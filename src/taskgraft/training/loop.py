@@ -22,7 +22,7 @@ from taskgraft.grafts.graft import STATE
 from taskgraft.nn.heads import IGNORED, LOSSES
 from taskgraft.training.batches import Rows, training_batches
 from taskgraft.training.encode import filled, joined
-from taskgraft.training.optim import AdamW
+from taskgraft.training.optim import AdamW, owned_parameters
 from taskgraft.training.parts import Part
 from taskgraft.training.predict import forward
 from taskgraft.training.progress import Interrupts, Progress
@@ -57,7 +57,10 @@ class Loop:
         self.folder, self.run_key = folder, run
         on_gpu = device.type == "cuda" and torch.cuda.is_bf16_supported()
         self.bf16 = settings.precision == "bf16" or (settings.precision == "auto" and on_gpu)
-        self.optimizer = AdamW(model, lr=self.rate, weight_decay=settings.weight_decay, clip_norm=settings.clip_norm)
+        self.optimizer = AdamW(
+            model, lr=self._rates(), weight_decay=settings.weight_decay, clip_norm=settings.clip_norm
+        )
+        self.highest_rate: float = self.optimizer.defaults["lr"]
         self.weights = trained_weights(model)
         # The running statistics of a batch norm fit the weights of their own step, and no mean of weights.
         self.has_statistics = any(name.endswith(STATE) for name in self.weights)
@@ -150,7 +153,7 @@ class Loop:
     def _step(self, group: Sequence[Batch]) -> float:
         """One optimiser step over a group of batches: the mean over all of their rows."""
         for parameters in self.optimizer.param_groups:
-            parameters["lr"] = self.rate * self._schedule()
+            parameters["lr"] = self.highest_rate * self._schedule()
         count = sum(len(batch) for batch in group)
         total = torch.zeros((), device=self.device)
         for batch in group:
@@ -212,6 +215,14 @@ class Loop:
             losses.append(loss(self.model, own, scaled, rows=name, label_smoothing=smoothing, reduction="none"))
             begin += size
         return losses
+
+    def _rates(self) -> float | dict[str, float]:
+        """The learning rate; by task where what is its own has another than what tasks share."""
+        own = self.settings.own_rate
+        owners = {owner for _, owners, _ in owned_parameters(self.model) for owner in owners}
+        if own is None or owners <= set(self.parts):
+            return self.rate
+        return {owner: own if owner in self.parts else self.rate for owner in owners}
 
     def _schedule(self) -> float:
         """Linear warm-up, then linear decay to zero."""

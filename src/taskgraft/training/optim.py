@@ -217,13 +217,14 @@ def owned_parameters(model: Any) -> Iterator[tuple[torch.nn.Parameter, list[str]
                 parameter = bank._parameters.get(name)
                 if parameter is not None:
                     seen.add(id(parameter))
-                    owners = [owner_of_shared(tasks)] if all_shared or weight.shared else list(tasks)
+                    owners = [shared_by(tasks)] if all_shared or weight.shared else list(tasks)
                     yield parameter, owners, weight.role == "matrix"
     for parameter in model.parameters():
         if parameter.requires_grad and id(parameter) not in seen:
-            yield parameter, [owner_of_shared(grafts.trained)], parameter.dim() > 1
+            one = len(grafts.trained) == 1  # a backbone with one head is that task's own
+            yield parameter, [grafts.trained[0] if one else shared_by(grafts.trained)], parameter.dim() > 1
 
 
-def owner_of_shared(tasks: list[str]) -> str:
-    """What several tasks share steps, and is clipped, as one more slot."""
-    return f"(shared by {', '.join(tasks)})" if len(tasks) > 1 else tasks[0]
+def shared_by(tasks: list[str]) -> str:
+    """What tasks share steps, and is clipped, as one more slot."""
+    return f"(shared by {', '.join(tasks)})"

@@ -89,6 +89,8 @@ def part_of(backbone: Backbone, task: Task, settings: Settings, device: torch.de
 def head_of(task: Task, backbone: Backbone) -> Head | None:
     """What a task needs on top of the backbone: nothing where the backbone writes its answers."""
     if backbone.model.config.is_encoder_decoder:
+        if task.kind == "classification" and len(task.labels) < 2:
+            raise GraftError(f"task {task.name!r} has the classes {list(task.labels)}: give it two or more.")
         return None
     if task.kind == "text":
         raise GraftError(

@@ -105,8 +105,9 @@ def outputs_of(
     for task, member in joint.tasks.items():
         if member.head is not None:
             logits = logits_of(model, task, encoded, size, device, False)
-            regression = member.head.kind == "regression"
-            found[task] = logits if regression else [softmax(row) for row in logits]
+            if member.head.kind == "multilabel":  # each label is there or not: [labels, 2]
+                logits = [np.stack([np.zeros_like(row), row], -1) for row in logits]
+            found[task] = logits if member.head.kind == "regression" else [softmax(row) for row in logits]
             continue
         wording = Wording.from_json(member.task["wording"])
         if wording.candidates:
@@ -133,6 +134,12 @@ def drift_of(before: Outputs, after: Outputs) -> dict[str, dict[str, float]]:
             found[task] = {"changed": float(np.mean([one != other for one, other in pairs]))}
             continue
         largest = max(float(np.abs(np.asarray(one) - np.asarray(other)).max()) for one, other in pairs)
-        answers = [(np.asarray(one).argmax(-1) != np.asarray(other).argmax(-1)).any() for one, other in pairs]
+        answers = [(answer_of(one) != answer_of(other)).any() for one, other in pairs]
         found[task] = {"changed": float(np.mean(answers)), "largest": largest}
     return found
+
+
+def answer_of(row: Any) -> npt.NDArray[Any]:
+    """The likeliest class, at each place; a number as it is."""
+    values = np.asarray(row)
+    return values if values.shape == (1,) else values.argmax(-1)

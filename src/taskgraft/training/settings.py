@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from taskgraft.errors import GraftError
-from taskgraft.methods import METHODS, Method
+from taskgraft.methods import METHODS, HyperFormer, Method
 
 Precision = Literal["auto", "fp32", "bf16"]
 Batches = Literal["auto", "mixed", "single"]
@@ -16,8 +16,8 @@ Weighting = Literal["sampling", "loss"]
 Decoding = Literal["auto", "labels", "greedy"]
 
 # What each method learns at. Epochs go down with the square root of the rows; a head on cached features costs nothing.
-RATES = {"adapter": 2e-3, "hyperformer": 1e-3, "full": 5e-5, "top-layers": 1e-4, "norms": 3e-3, "head": 1e-2}
-EPOCHS_TIMES_ROOT = {"adapter": 150, "hyperformer": 150, "full": 110, "top-layers": 150, "norms": 150, "head": 1000}
+RATES = {"adapter": 2e-3, "hyperformer": 3e-4, "full": 5e-5, "top-layers": 1e-4, "norms": 3e-3, "head": 1e-2}
+EPOCHS_TIMES_ROOT = {"adapter": 150, "hyperformer": 600, "full": 110, "top-layers": 150, "norms": 150, "head": 1000}
 FEWEST_EPOCHS, MOST_EPOCHS = (
     3,
     {"adapter": 20, "hyperformer": 20, "full": 10, "top-layers": 20, "norms": 20, "head": 60},
@@ -36,6 +36,7 @@ class Settings:
 
     Of several tasks that are trained together, each counts by `(rows / all rows) ** (1 / temperature)`: it is drawn
     that often, or (`weighting="loss"`) drawn by its rows and weighted. `batches` are of one task each or "mixed".
+    `own_rate` is the learning rate of what is a task's own (embedding, head), beside weights that tasks share.
     `decoding` is for models that write: the likeliest of a task's labels, or what greedy decoding gives.
     """
 
@@ -55,6 +56,7 @@ class Settings:
     temperature: float = 10.0
     batches: Batches = "auto"
     weighting: Weighting = "sampling"
+    own_rate: float | None = None
     decoding: Decoding = "auto"
     seed: int = 0
     checkpoint_seconds: float = 60.0
@@ -65,13 +67,15 @@ class Settings:
             whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
             if not whole and not (field in ("epochs", "max_length") and value is None):
                 raise GraftError(f"{field}={value!r} must be a whole number of at least 1.")
+        if not isinstance(self.seed, int) or self.seed < 0:
+            raise GraftError(f"seed={self.seed!r} must be a whole number of at least 0.")
         for field in ("warmup", "average", "label_smoothing"):
             if not 0 <= getattr(self, field) < 1:
                 raise GraftError(f"{field}={getattr(self, field)!r} must be at least 0 and below 1.")
         for field in ("weight_decay", "checkpoint_seconds"):
             if not getattr(self, field) >= 0:
                 raise GraftError(f"{field}={getattr(self, field)!r} must not be negative.")
-        for field in ("learning_rate", "clip_norm"):
+        for field in ("learning_rate", "own_rate", "clip_norm"):
             value = getattr(self, field)
             if value is not None and not 0 < value < math.inf:
                 raise GraftError(f"{field}={value!r} must be above 0.")
@@ -84,13 +88,18 @@ class Settings:
             if getattr(self, field) not in get_args(known):
                 raise GraftError(f"{field}={getattr(self, field)!r} is unknown: use {', '.join(get_args(known))}.")
 
-    def resolved(self, method: Method, kind: str, rows: int) -> Settings:
+    def resolved(self, method: Method, kind: str, rows: int, *, has_heads: bool = True) -> Settings:
         """These settings with nothing left open, for a method, a kind of task and a number of training rows."""
         wanted = math.ceil(EPOCHS_TIMES_ROOT[method.name] / math.sqrt(rows))
         epochs = self.epochs or min(MOST_EPOCHS[method.name], max(FEWEST_EPOCHS, wanted))
         rate = self.learning_rate or RATES[method.name]
         length = self.max_length or (SPAN_LENGTH if kind == "spans" else TEXT_LENGTH)
-        return dataclasses.replace(self, epochs=epochs, learning_rate=rate, max_length=length)
+        own = self.own_rate
+        if own is None and method.name == HyperFormer.name and has_heads:
+            own = max(
+                rate, RATES["adapter"]
+            )  # a head learns as beside an adapter; only the hypernetwork must go slowly
+        return dataclasses.replace(self, epochs=epochs, learning_rate=rate, max_length=length, own_rate=own)
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
