@@ -12,7 +12,7 @@ from taskgraft.cli.backbone import backbone_named
 from taskgraft.cli.reading import read_text
 from taskgraft.cli.runs import RUNS, Announced, check_place, state_of_run
 from taskgraft.errors import GraftError
-from taskgraft.methods import method_named
+from taskgraft.methods import Method, method_named
 from taskgraft.training.progress import progress_for
 from taskgraft.training.settings import Settings
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from taskgraft.tasks.task import Task
     from taskgraft.training.joint import JointRun
 
-NAME, METHOD = "together", "hyperformer++"
+NAME = "together"
 
 
 def train_together(
@@ -35,18 +35,19 @@ def train_together(
 ) -> None:
     """Train tasks together; each goes into the store as a graft of its own, and all of them as one entry."""
     from taskgraft.grafts.store import Store
-    from taskgraft.training.joint import check_tasks, fit_joint
+    from taskgraft.training.joint import check_tasks, default_method, fit_joint
 
-    chosen, rate = method_named(method or METHOD)
-    if rate is not None:
-        settings = dataclasses.replace(settings, learning_rate=rate)
+    loaded = backbone_named(backbone)
+    chosen: Method = default_method(loaded)
+    if method is not None:
+        chosen, rate = method_named(method)
+        settings = settings if rate is None else dataclasses.replace(settings, learning_rate=rate)
     name, grafts = name or NAME, Store(store)
     check_tasks(tasks, chosen)
     if name in [task.name for task in tasks]:
         raise GraftError(f"{name!r} is the name of one of the tasks: give all of them together another with --name.")
     for place in (name, *([] if chosen.trains_backbone else [task.name for task in tasks])):
         check_place(grafts, place)
-    loaded = backbone_named(backbone)
     for task in tasks:
         output.say(read_text(task))
     with state_of_run(store / RUNS / name) as folder:

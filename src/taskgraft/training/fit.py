@@ -97,7 +97,7 @@ def fit(
     `changes` are fields of `Settings` (`epochs=3`). `run` is a folder in which the state is kept: a run that was killed
     goes on from there, to the same bits. `progress`: a bar on a terminal by default. `track`: "tensorboard" or another
     tracker of Accelerate, written to the run folder. A list of tasks is trained together, by
-    `tg.HyperFormer(shared=True)` if no method is given.
+    HyperFormer++ if no method is given.
     """
     settings = changed(settings, changes)
     if not isinstance(task, Task):

@@ -11,7 +11,7 @@ from taskgraft.backbones.load import Backbone
 from taskgraft.errors import GraftError
 from taskgraft.grafts.graft import Graft, identity
 from taskgraft.grafts.joint import Joint, get_joint, grafts_in
-from taskgraft.methods import HeadOnly, HyperFormer, Method
+from taskgraft.methods import DEFAULT_SIZE, HeadOnly, HyperFormer, Method
 from taskgraft.names import check_task_name
 from taskgraft.tasks.metrics import score_of
 from taskgraft.tasks.task import Task
@@ -57,7 +57,7 @@ def fit_joint(
 
     The options are those of `tg.fit`; `temperature`, `batches` and `weighting` say how the tasks take turns.
     """
-    method = HyperFormer(shared=True) if method is None else method
+    method = default_method(backbone) if method is None else method
     check_tasks(tasks, method)
     settings = changed(settings, changes)
     rows = sum(task.split("train").num_rows for task in tasks)
@@ -71,6 +71,13 @@ def fit_joint(
     mount = mounted(model, {part.name: part.head for part in parts}, method, settings.seed)
     with trained(backbone, parts, method, settings, mount, run=run, progress=progress, track=track) as loop:
         return joint_run(backbone, parts, method, loop, total, known_as)
+
+
+def default_method(backbone: Backbone) -> HyperFormer:
+    """HyperFormer++: the paper's on models that write; on encoders, where a wider one learned more, of size 64."""
+    if backbone.model.config.is_encoder_decoder:
+        return HyperFormer(shared=True)
+    return HyperFormer(shared=True, size=DEFAULT_SIZE)
 
 
 def joint_run(
