@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 import taskgraft as tg
 from taskgraft.backbones.load import embedded_folder
 from taskgraft.cli import app
+from taskgraft.training.settings import MOST_EPOCHS
 
 ROOT = Path(__file__).parent.parent
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -35,15 +36,41 @@ def test_the_readmes_python_runs(
 
 def test_the_readmes_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("train.csv", "test.csv"):
+    in_few_steps(monkeypatch)
+    for name in ("train.csv", "test.csv", "reviews.csv", "tweets.csv", "returns.csv"):
         write_messages(tmp_path / name, "tweet", "belief")
-    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    commands = [shlex.split(line) for block in blocks for line in block.splitlines() if line.startswith("taskgraft")]
-    assert [command[1] for command in commands] == ["train", "evaluate", "predict", "tasks"]
+    commands = commands_in("README.md")
+    assert [command[1] for command in commands] == ["train", "evaluate", "predict", "tasks", "train", "train"]
     for command in commands:
         done = CliRunner().invoke(app, command[1:])
         assert done.exit_code == 0, done.output
     assert json.loads(CliRunner().invoke(app, commands[1][1:]).stdout.splitlines()[-1])["rows"] == 40
+
+
+def test_the_guide_to_tasks_that_share_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    in_few_steps(monkeypatch)
+    for name in ("reviews.csv", "tweets.csv", "complaints.csv", "returns.csv"):
+        write_messages(tmp_path / name, "text", "label")
+    commands = commands_in("docs/hyperformer.md")
+    assert [command[1] for command in commands] == ["train", "predict", "train", "tasks"]
+    for command in commands:
+        done = CliRunner().invoke(app, command[1:])
+        assert done.exit_code == 0, done.output
+    scope: dict[str, object] = {"__name__": "guide"}
+    for snippet in re.findall(r"```python\n(.*?)```", (ROOT / "docs/hyperformer.md").read_text(), re.DOTALL):
+        exec(compile(snippet, "hyperformer.md", "exec"), scope)
+
+
+def commands_in(document: str) -> list[list[str]]:
+    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
+    return [shlex.split(line) for block in blocks for line in block.splitlines() if line.startswith("taskgraft")]
+
+
+def in_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What several tasks learn together is tested elsewhere; here it is the words that must run."""
+    monkeypatch.setitem(MOST_EPOCHS, "hyperformer", 1)
+    monkeypatch.setattr("taskgraft.training.few_shot.STEPS", 2)
 
 
 def write_messages(path: Path, text: str, label: str) -> None:
