@@ -78,7 +78,7 @@ def test_several_files_in_and_a_graft_each_out_beside_all_of_them_together(
     assert f"Mean of all metrics: {joint.metrics['score']:.3f}" in said
     assert joint.metrics["score"] == pytest.approx(sum(m.metrics["score"] for m in joint.tasks.values()) / 2)
     config = tiny.backbone().model.config
-    trained_numbers = tg.count(tg.HyperFormer(shared=True), config, tasks=2) + 3 * 33
+    trained_numbers = tg.count(tg.HyperFormer(shared=True, size=64), config, tasks=2) + 3 * 33
     assert joint.parameters == trained_numbers
     assert f"Trained: {trained_numbers:,} parameters for 2 tasks" in said and "of the backbone's 20,640" in said
     assert "Saved: grafts/house (version 1: all tasks with what they share); as grafts: mood, price" in said
@@ -174,7 +174,8 @@ def test_a_new_task_from_few_examples(here: Path) -> None:
     store = tg.Store("grafts")
     assert store.names() == ["house", "mood", "new", "price"] and record["version"] == 1
     graft = store.get("new")
-    assert graft.metrics["score"] == record["scores"][0] and graft.task["rows"]["train"] == 8
+    assert graft.training["settings"]["seed"] == 4 and graft.metrics["score"] == record["scores"][0]
+    assert graft.task["rows"]["train"] == 8
     assert not (here / "grafts" / ".runs").exists(), "the states of its seeds have no use any more"
     assert kept.items() <= contents(here / "grafts").items(), "the trained tasks are as they were"
     nearest = sorted(record["losses"][0].items(), key=lambda pair: pair[1])

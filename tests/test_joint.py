@@ -18,7 +18,7 @@ from torch import Tensor
 import taskgraft as tg
 from taskgraft.errors import Stopped
 from taskgraft.training.loop import Loop
-from taskgraft.training.optim import owner_of_shared
+from taskgraft.training.optim import shared_by
 from taskgraft.training.parts import part_of
 from taskgraft.training.progress import Quiet
 from taskgraft.training.sampling import Batch
@@ -137,6 +137,8 @@ def test_every_method_learns_tasks_together_and_says_what_came_of_them(
             assert again.pop("score") == pytest.approx(found["score"], abs=1e-4)  # prices around 500, in float32
             assert again == pytest.approx(found["test"], abs=1e-4)
             assert graft.metrics["score"] == found["score"] and graft.method.name == "adapter"
+    if run.grafts:
+        assert 450 < tg.predict(backbone, run.grafts["price"], ["it was good"])[0].answer < 550, "in its own units"
 
 
 @pytest.mark.xfail(strict=True, reason="Joint.parameters counts the running statistics of a batch norm")
@@ -149,8 +151,10 @@ def test_running_statistics_are_not_counted_as_trained() -> None:
 def test_train_gives_the_tasks_together_by_hyperformer_plus_plus() -> None:
     joint = tg.train(tiny.backbone(), several(POOLED), **{**FAST, "epochs": 1})
     assert isinstance(joint, tg.Joint) and list(joint.tasks) == list(POOLED)
-    assert joint.method == dataclasses.replace(tg.HyperFormer(shared=True), pooling="mean")
+    assert joint.method == tg.HyperFormer(shared=True, size=64, pooling="mean")
     assert all(len(value) == 64 for value in joint.embeddings().values())
+    written = tg.train(tiny.writer(), several(WRITTEN, 12), **{**FAST, "epochs": 1})
+    assert written.method == tg.HyperFormer(shared=True), "on a model that writes it is the paper's"
 
 
 # -- the loss
@@ -222,6 +226,9 @@ def test_names_come_before_texts_where_nothing_else_tells_tasks_apart(method: tg
             name = f"{task.name} " if method.trains_backbone else ""
             wanted = [f"{name}{column}{text}" for text in task.splits["train"]["text"].to_pylist()]
             assert [text.split() for text in read] == [text.split() for text in wanted]
+    joint = tg.train(backbone, tasks, method, **{**FAST, "epochs": 1})
+    prefixes = {name: member.task["wording"]["prefix"] for name, member in joint.tasks.items()}
+    assert prefixes == {task.name: task.name if method.trains_backbone else "" for task in tasks}
 
 
 # -- steps
@@ -236,7 +243,7 @@ def test_a_step_changes_the_tasks_with_rows_and_what_all_share_as_one_slot(metho
         def weights(name: str) -> dict[str, Tensor]:
             return {key: value.clone() for key, value in grafts.read(name).items()}
 
-        shared = owner_of_shared(list(POOLED))
+        shared = shared_by(list(POOLED))
         assert loop.optimizer.owners.count(shared) == 1 and set(loop.optimizer.owners) == {*POOLED, shared}
         for number, batch in enumerate(loop.sampler.epoch(0)[:4], start=1):  # type: ignore[union-attr]
             (present,) = batch.parts
@@ -254,6 +261,17 @@ def test_a_step_changes_the_tasks_with_rows_and_what_all_share_as_one_slot(metho
             assert steps | {shared: number} == dict(
                 zip(loop.optimizer.owners, loop.optimizer.steps.tolist(), strict=True)
             )
+
+
+@pytest.mark.parametrize("method", [HYPER, DAGGER], ids=lambda m: m.name)
+def test_what_is_a_tasks_own_may_have_another_rate(method: tg.Method) -> None:
+    backbone = tiny.backbone()
+    with loop_of(backbone, several(POOLED), method, learning_rate=1e-2, own_rate=1e-30, warmup=0.0) as loop:
+        grafts = backbone.model.taskgraft
+        before = {key: value.clone() for key, value in grafts.read("mood").items()}
+        loop._step([all_rows(loop)])
+        moved = {key for key, value in grafts.read("mood").items() if (value - before[key]).abs().max() > 1e-20}
+        assert moved and moved <= grafts.shared_names("mood")
 
 
 @pytest.mark.parametrize("method", [HYPER, PLUS, DAGGER], ids=lambda m: m.name)

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from taskgraft.tasks.task import Task
     from taskgraft.training.few_shot import FewShot
 
-ROWS = 16
-
 
 def add_from_few(
     output: Output, task: Task, few: FewShotOptions, settings: Settings, store: Path, backbone: str | None
@@ -37,7 +35,7 @@ def add_from_few(
     if few.seeds < 1:
         raise GraftError(f"--seeds {few.seeds} leaves nothing to run: give 1 or more.")
     joint, grafts = load_joint(few.from_), Store(store)
-    rows = ROWS if few.few_shot is None else few.few_shot
+    rows = task.split("train").num_rows if few.few_shot is None else few.few_shot
     seeds = range(settings.seed, settings.seed + few.seeds)
     if not joint.method.trains_backbone:
         check_place(grafts, task.name)

@@ -150,7 +150,7 @@ class FewShotOptions:
     from_: Annotated[
         Path | None, option(FEW, "Tasks that were trained together, STORE/NAME.", "--from", default="from scratch")
     ] = None
-    few_shot: Annotated[int | None, option(FEW, "How many training rows to learn from.", default="16")] = None
+    few_shot: Annotated[int | None, option(FEW, "How many training rows to learn from.", default="all")] = None
     like: Annotated[
         str | None, option(FEW, "The trained task to start from.", default="the one with the lowest loss")
     ] = None

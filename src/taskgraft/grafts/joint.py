@@ -251,7 +251,7 @@ def grafts_in(model: Any, joint: Joint) -> dict[str, Graft]:
             model,
             task,
             metrics=member.metrics,
-            training=joint.training,
+            training={**joint.training, "together": list(joint.tasks), "method": joint.method.to_json()},
             task_record=member.task,
             backbone=joint.backbone["name"],
         )

@@ -137,6 +137,12 @@ def training(record: Mapping[str, Any]) -> str:
         f"on {str(record['created'])[:10]}" if record.get("created") else "",
     ]
     parts = [f"Trained: {', '.join(map(escape, filter(None, facts)))}."] if any(facts) else []
+    others = [name for name in done.get("together") or () if name != record.get("name")]
+    if others:
+        by = escape(str(part(done, "method").get("method", "one method")))
+        parts.append(
+            f"Trained by {by} together with {', '.join(map(escape, others))}, and written out as a plain graft."
+        )
     for title, values in (
         ("Method", part(record, "method")),
         ("Settings", settings),
