@@ -194,7 +194,7 @@ def test_its_own_weights_alone_from_a_named_task(here: Path) -> None:
                 "--epochs", "2", "--store", "other")  # fmt: skip
     assert "The other tasks' outputs are the same to the bit before and after." in done.out and done.err == ""
     assert "Started from: price in grafts/house" in done.out and "Loss of the trained tasks" not in done.out
-    assert f"Tuned: {64 + 2 * 33} parameters (own)" in done.out and "16 examples, 1 seed\n" in done.out
+    assert f"Tuned: {64 + 2 * 33} parameters (own)" in done.out and "47 examples, 1 seed\n" in done.out
     assert 'Next: taskgraft predict newer "..." --store other' in done.out
     assert tg.Store("other").names() == ["newer"] and not (here / "other" / ".runs").exists()
 
