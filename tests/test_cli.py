@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 import taskgraft as tg
 from taskgraft.cli import app
-from taskgraft.cli.options import Training
+from taskgraft.cli.options import Together, Training
 
 import tiny
 from families import T5
@@ -148,9 +148,9 @@ def test_help_teaches_and_bad_usage_exits_with_2() -> None:
 
 
 def test_every_setting_is_an_option() -> None:
-    shared = {field.name for field in dataclasses.fields(Training)}
+    shared = {field.name for group in (Training, Together) for field in dataclasses.fields(group)}
     assert shared | {"seed", "checkpoint_seconds"} == {field.name for field in dataclasses.fields(tg.Settings)}
-    assert tg.Settings(**Training().settings()) == tg.Settings()
+    assert tg.Settings(**Training().settings(), **Together().settings()) == tg.Settings()
 
 
 # -- train and evaluate
@@ -523,7 +523,7 @@ BAD: list[tuple[list[str], str]] = [
     ([*TRAIN, "--store", "folders", "--name", "plain"], "was not written by a store"),
     ([*TRAIN, "--track", "crystalball", *FAST], "crystalball"),
     (["train", "train.csv", "--backbone", "no/such/model"], "could not be loaded"),
-    (["train"], "Missing argument 'SOURCE'"),
+    (["train"], "Missing argument 'SOURCE...'"),
     (["train", "train.csv", "--epoch"], "No such option"),
     (["evaluate", "warming", "nothing.csv"], "there is no file nothing.csv"),
     (["evaluate", "warming", "wrong.csv"], "maybe"),

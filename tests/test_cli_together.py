@@ -264,7 +264,6 @@ def test_tasks_of_a_model_that_writes(here: Path, writer: str) -> None:
     assert tg.Store("t5").names() == ["mood", "new", "price", "words"]
 
 
-@pytest.mark.xfail(strict=True, reason="a class that was written is shown by its number, as an answer")
 def test_a_class_that_was_written_is_shown_by_its_label(here: Path, writer: str) -> None:
     well("train", "mood.csv", "--store", "t5", "--backbone", writer, *FAST, "--decoding", "greedy")
     [line] = well("predict", "mood", "it was good", "--store", "t5").lines

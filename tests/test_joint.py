@@ -141,7 +141,6 @@ def test_every_method_learns_tasks_together_and_says_what_came_of_them(
         assert 450 < tg.predict(backbone, run.grafts["price"], ["it was good"])[0].answer < 550, "in its own units"
 
 
-@pytest.mark.xfail(strict=True, reason="Joint.parameters counts the running statistics of a batch norm")
 def test_running_statistics_are_not_counted_as_trained() -> None:
     method = tg.Adapter(size=4, norm_inside="batch")
     run = tg.fit(tiny.backbone(), several(POOLED)[:2], method, **{**FAST, "epochs": 1})

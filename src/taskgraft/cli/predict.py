@@ -159,6 +159,8 @@ def column(rows: Rows, name: str, role: str) -> list[Any]:
 def answer_record(kind: str, labels: Sequence[str], found: Prediction) -> dict[str, Any]:
     """A prediction in words."""
     answer, chances = found.answer, found.probabilities
+    if kind == "classification" and chances is None:  # written freely; None: what was written is no class
+        return {"label": None if answer is None else labels[answer]}
     if kind == "classification" and chances is not None:
         return {"label": labels[answer], "probability": chances[labels[answer]], "probabilities": chances}
     if kind == "multilabel":

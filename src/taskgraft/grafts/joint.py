@@ -26,6 +26,7 @@ from taskgraft.grafts.fingerprint import check_backbone
 from taskgraft.grafts.graft import (
     AGAIN,
     FORMAT,
+    STATE,
     Graft,
     explained,
     head_from_json,
@@ -81,7 +82,7 @@ class Joint:
     @property
     def parameters(self) -> int:
         """How many numbers were trained, for all tasks together: what `tg.count` says."""
-        return sum(value.numel() for value in self.tensors.values())
+        return sum(value.numel() for name, value in self.tensors.items() if not name.endswith(STATE))
 
     @cached_property
     def company(self) -> str:

@@ -62,7 +62,7 @@ def train(
     Several tasks are trained together, by HyperFormer++ if no method is given, and come back as one `tg.Joint`.
     """
     if not isinstance(task, Task):
-        return fit_joint(backbone, task, method, **options).joint
+        return fit(backbone, task, method, **options).joint
     if method is not None and method.trains_backbone:
         raise GraftError(
             f"method {method.name!r} changes the backbone itself, so there is no graft of it: "
@@ -100,6 +100,8 @@ def fit(
     HyperFormer++ if no method is given.
     """
     settings = changed(settings, changes)
+    if isinstance(task, str) or not isinstance(task, (Task, Sequence)):
+        raise GraftError(f"{task!r} is not a task: read one with tg.load_task(...), or give a list of them.")
     if not isinstance(task, Task):
         return fit_joint(backbone, task, method, settings=settings, run=run, progress=progress, track=track)
     method = Adapter() if method is None else method
