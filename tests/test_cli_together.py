@@ -148,14 +148,20 @@ def test_a_fine_tuned_backbone_is_kept_as_one_entry_alone(here: Path, backbone: 
     done = well("train", "mood.csv", "price.csv", "--method", "full@0.001", "--name", "tuned", "--store", "whole",
                 "--backbone", backbone, "--epochs", "1", "--json")  # fmt: skip
     assert done.record["grafts"] == [] and tg.Store("whole").names() == ["tuned"]
-    assert "none of them alone, since the backbone itself was trained" in done.err and "Next:" not in done.err
+    assert "none of them alone, since the backbone itself was trained" in done.err
+    assert "Next: taskgraft predict tuned/mood" in done.err
+    [line] = well("predict", "tuned/mood", "it was good", "--store", "whole").lines
+    assert line["label"] in ("no", "yes")
+    judged = well("evaluate", "tuned/mood", "mood.csv", "--store", "whole", "--json").record
+    assert judged["task"] == "tuned/mood" and 0 <= judged["score"] <= 1
     before = contents(here)
     few = well("train", "new.csv", "--from", "whole/tuned", "--store", "elsewhere", "--few-shot", "8", "--epochs", "2",
                "--json")  # fmt: skip
-    assert few.record["version"] is None and few.record["like"] == [None] and few.record["losses"] == [{}]
+    assert few.record["version"] == 1 and few.record["like"] == [None] and few.record["losses"] == [{}]
     assert few.record["trained"] == 20640 + 2 * 33 and 0 <= few.record["score"] <= 1
-    assert "Started from: the fine-tuned backbone in whole/tuned" in few.err and "Nothing was saved" in few.err
-    assert contents(here) == before and not (here / "elsewhere").exists()
+    assert "Started from: the fine-tuned backbone in whole/tuned" in few.err
+    assert before.items() <= contents(here).items() and list(tg.Store("elsewhere").get_joint("new").tasks)[-1] == "new"
+    assert well("predict", "new/new", "it was good", "--store", "elsewhere").lines[0]["label"] in ("no", "yes")
 
 
 # -- a new task from few examples
@@ -277,7 +283,12 @@ FEW = ["train", "new.csv", "--from", "grafts/house"]
 BAD: list[tuple[list[str], str]] = [
     ([*TWO, "--temperature", "0"], "temperature=0.0 must be above 0: 1 draws tasks by their size, inf all alike"),
     ([*TWO, "--temperature", "nan"], "temperature=nan must be above 0"),
-    ([*TWO, "--batches", "some"], "batches='some' is unknown: use auto, mixed, single"),
+    ([*TWO, "--batches", "some"], "batches='some' is unknown: use mixed, single"),
+    ([*TWO, "--test", "new.csv"], "--test new.csv would be every task's"),
+    (["train", "mood.csv", "--temperature", "2"], "--temperature is for several tasks"),
+    (["train", "mood.csv", "--name", "house"], "'house' is tasks that were trained together in the store"),
+    ([*TWO, "--name", "mood"], "'mood' is the name of one of the tasks"),
+    (["predict", "house/nothing", "x"], "task 'nothing' is not among those trained together"),
     ([*TWO, "--weighting", "some"], "weighting='some' is unknown: use sampling, loss"),
     ([*TWO, "--decoding", "some"], "decoding='some' is unknown: use auto, labels, greedy"),
     ([*TWO, "--seed", "-1"], "seed=-1 must be a whole number of at least 0"),
@@ -301,8 +312,9 @@ BAD: list[tuple[list[str], str]] = [
     ([*FEW, "--tune", "some"], "tune='some' is unknown: use all or own"),
     ([*FEW, "--backbone", "OTHER"], "another backbone"),
     ([*FEW, "--learning-rate", "1e30", "--clip-norm", "1e30", "--batch-size", "2"], "the loss of 'new' became"),
-    (["train", "new.csv", "--from", "grafts/mood"], "'mood' is one graft, not tasks kept together"),
-    (["train", "new.csv", "--from", "grafts/nothing"], "'nothing'"),
+    (["train", "new.csv", "--from", "grafts/mood"], "grafts/mood is one graft: --from takes tasks"),
+    (["train", "new.csv", "--from", "grafts/nothing"], "trained together are at grafts/nothing: give STORE/NAME"),
+    (["train", "new.csv", "--from", "grafts"], "trained together are at grafts: give STORE/NAME"),
     (["predict", "house", "x"], "'house' is not one graft but tasks that were trained together"),
     (["evaluate", "house", "mood.csv"], "'house' is not one graft but tasks that were trained together"),
 ]

@@ -109,7 +109,7 @@ def test_tuning_its_own_weights_alone_leaves_the_others_to_the_bit(method: str, 
     drift = found["all"].drift["old classification"]
     assert 0 < drift["largest"] <= 1 and 0 <= drift["changed"] <= 1
     if not writes:
-        assert found["all"].drift["old regression"]["changed"] == 1.0 and found["all"].drift["old multilabel"]
+        assert found["all"].drift["old regression"]["largest"] > 0 and found["all"].drift["old multilabel"]
     assert 0 < found["own"].first.trained < found["all"].first.trained
     held = sum(value.numel() for name, value in joint.tensors.items() if name.startswith("*/"))
     assert found["own"].first.trained == found["all"].first.trained - held
@@ -177,7 +177,32 @@ def test_fewer_examples_take_more_epochs_and_a_task_without_test_rows_has_no_sco
     held_out = dataclasses.replace(NEW, splits={key: NEW.splits[key] for key in ("train", "validation")})
     found = few_shot(tiny.backbone(), joint, held_out, 8, **FAST)
     assert found.score is not None and found.first.graft is not None
-    assert found.first.graft.task["rows"] == {"train": 8, "test": NEW.splits["validation"].num_rows}
+    assert found.first.graft.task["rows"] == {"train": 8, "validation": NEW.splits["validation"].num_rows}
+    assert found.first.split == found.first.graft.metrics["split"] == "validation" and not found.first.test
+
+
+def test_a_graft_says_what_it_started_from_and_the_new_joint_claims_no_old_scores(tmp_path: Path) -> None:
+    joint = together("hyperformer++", False)
+    joint.save(tmp_path / "house")
+    found = few_shot(tiny.backbone(), tmp_path / "house", NEW, 8, seeds=2, **FAST)
+    assert len(found.runs) == 2 and found.first.graft is not None
+    origin = found.first.graft.training
+    assert (origin["like"], origin["tune"], origin["together"]) == (found.like[0], "all", list(joint.tasks))
+    assert origin["method"]["method"] == "hyperformer" and found.first.graft.method.name == "adapter"
+    assert found.joint.metrics == {} and all(not found.joint.tasks[task].metrics for task in joint.tasks)
+
+
+def test_a_state_of_a_run_from_other_tasks_is_not_taken_up(tmp_path: Path) -> None:
+    """Plain adapters share nothing, so what tells two joints apart is the task that was started from."""
+    joint = together("dagger", False)
+    own = {n: v + 0.1 if "/head" not in n and not n.startswith("*/") else v for n, v in joint.tensors.items()}
+    other = dataclasses.replace(joint, tensors=own)
+    like = next(iter(joint.tasks))
+    few_shot(tiny.backbone(), joint, NEW, 8, like=like, run=tmp_path, **FAST)
+    again = few_shot(tiny.backbone(), other, NEW, 8, like=like, run=tmp_path, **FAST)
+    fresh = few_shot(tiny.backbone(), other, NEW, 8, like=like, **FAST)
+    assert again.first.graft is not None and fresh.first.graft is not None
+    assert digest(again.first.graft.tensors) == digest(fresh.first.graft.tensors)
 
 
 # -- what it starts from
@@ -271,7 +296,7 @@ def test_drift_is_counted_in_answers_and_in_the_largest_change() -> None:
     found = drift_of(before, after)
     assert found["class"] == {"changed": pytest.approx(1 / 3), "largest": pytest.approx(0.3)}
     assert found["labels"] == {"changed": 1.0, "largest": pytest.approx(0.4)}
-    assert found["number"] == {"changed": 0.5, "largest": 0.5} and found["text"] == {"changed": 1.0}
+    assert found["number"] == {"largest": 0.5} and found["text"] == {"changed": 1.0}
 
 
 # -- resuming

@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 import taskgraft as tg
 from taskgraft.nn.hypernet import HypernetBank
 
+import tiny
 from families import FAMILY_NAMES, SAMPLES, T5, batch, build, perturb, result
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
@@ -626,3 +627,55 @@ def test_the_transformers_trainer_trains_it(tmp_path: Path) -> None:
         resume_from_checkpoint=str(checkpoint)
     )
     assert same_bits(now, resumed.state_dict())
+
+
+# -- found by reading
+
+
+def test_other_rows_inside_generate_have_weights_of_their_own() -> None:
+    model = grafted("t5", hyperformer(True), ["a", "b"])
+    inputs = batch(model, rows=2)
+    ids = inputs["input_ids"]
+    start = torch.zeros(2, 1, dtype=torch.long)
+    with torch.no_grad(), tg.rows(model, "b"):
+        alone = model(input_ids=ids, decoder_input_ids=start).logits
+    seen: list[Tensor] = []
+
+    def look(_: Tensor, scores: Tensor) -> Tensor:
+        with tg.rows(model, ["b", "b"]):
+            seen.append(model(input_ids=ids, decoder_input_ids=start).logits)
+        return scores
+
+    with tg.rows(model, ["a", "b"]):
+        model.generate(input_ids=ids, max_new_tokens=2, logits_processor=[look])
+    assert seen and all(torch.allclose(found, alone, atol=1e-6) for found in seen)
+
+
+def test_a_task_can_start_from_one_of_the_same_form_and_size_alone() -> None:
+    model = tg.graft(build("bert"), tg.Adapter(size=16), {"a": 2})
+    for method in (tg.Adapter(size=4), tg.Adapter(size=16, activation="relu"), tg.NormsOnly(norms="layers")):
+        with pytest.raises(tg.GraftError, match="cannot start from 'a', whose method is another"):
+            tg.add_task(model, "b", method, 2, like="a", train=False)
+        assert tg.tasks_of(model) == ["a"]
+    tg.add_task(model, "b", tg.Adapter(size=16), 2, like="a")
+
+
+def test_what_trains_is_remembered_while_another_task_is_fitted() -> None:
+    backbone = tiny.backbone()
+    tg.graft(backbone.model, tg.HyperFormer(shared=True, size=4), {"a": 2, "b": 2})
+    tg.train_only(backbone.model, ["a"], shared=False)
+    before = {name: tuple(value.shape) for name, value in tg.trainable(backbone.model).items()}
+    tg.fit(backbone, tiny.task(count=20), tg.Adapter(size=4), epochs=1, progress=False)
+    assert {name: tuple(value.shape) for name, value in tg.trainable(backbone.model).items()} == before
+
+
+def test_tasks_without_weights_of_their_own_have_nothing_to_train_alone() -> None:
+    model = tg.graft(build("bert"), tg.NormsOnly(norms="shared"), {"a": None, "b": None})
+    with pytest.raises(tg.GraftError, match="no weights of their own"):
+        tg.train_only(model, ["a", "b"], shared=False)
+
+
+def test_the_papers_recipe_has_dropout_on() -> None:
+    paper = tg.HyperFormer.paper()
+    assert (paper.shared, paper.reduction, paper.backbone_dropout) == (True, 32, True)
+    assert tg.HyperFormer.paper(shared=False, size=8, reduction=None).size == 8

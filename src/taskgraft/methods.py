@@ -211,6 +211,11 @@ class HyperFormer(Method):
             "blocks=False and conditional_norm=False leave nothing to generate: use tg.NormsOnly().",
         )
 
+    @classmethod
+    def paper(cls, shared: bool = True, **changes: Any) -> HyperFormer:
+        """The recipe of the paper: reduction 32, and the frozen part's dropout on while training."""
+        return cls(shared=shared, **{"reduction": 32, "backbone_dropout": True, **changes})
+
     @property
     def trained_norms(self) -> Norms:
         return self.norms

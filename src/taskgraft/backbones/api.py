@@ -82,7 +82,7 @@ def add_task(
     grafts.add(name, method, Head.of(head), seed=seed, like=like)
     if train:
         try:
-            grafts.train([*grafts.trained, name])
+            grafts.train([*grafts.trained, name], grafts.trains_shared)
         except GraftError:
             grafts.remove(name)
             raise

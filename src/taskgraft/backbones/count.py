@@ -56,7 +56,7 @@ def size_of(weights: dict[str, Weight], shared: bool) -> int:
 
 
 def count(method: Method, config: Config, tasks: int = 1, labels: int | None = None) -> int:
-    """Parameters that `method` trains for `tasks` tasks with `labels` classes each (None: no head of their own)."""
+    """Parameters that `method` trains for `tasks` tasks together, with `labels` classes each (None: no own head)."""
     if tasks < 1:
         raise GraftError(f"tasks={tasks} must be at least 1.")
     family = family_of(config)
@@ -65,7 +65,7 @@ def count(method: Method, config: Config, tasks: int = 1, labels: int | None = N
     per_task = 0 if labels is None else size_of(head_layout(d, hidden)(labels), shared=False)
     shared = 0
     if method.trains_backbone:
-        per_task += _backbone(method, config)
+        shared += _backbone(method, config)
     if isinstance(method, Adapter):
         weights = bottleneck_layout(d, form_of(method))(method.bottleneck_size(d))
         places = len(_places(method, family, config))

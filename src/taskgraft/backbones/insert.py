@@ -26,9 +26,9 @@ from taskgraft.methods import Adapter, HeadOnly, HyperFormer, Method, TopLayers
 from taskgraft.names import check_task_name
 from taskgraft.nn.bank import AdapterBank, Bank, fresh_bottleneck
 from taskgraft.nn.heads import Head, HeadBank, fresh_head
-from taskgraft.nn.hypernet import Generated, GeneratedAdapter, HypernetBank, embedding_layout, fresh_hypernet
+from taskgraft.nn.hypernet import GeneratedAdapter, HypernetBank, embedding_layout, fresh_hypernet
 from taskgraft.nn.norms import NormBank
-from taskgraft.nn.rows import Bound, Packing, Route, RowIndex, Slots
+from taskgraft.nn.rows import Bound, Generated, Packing, Route, RowIndex, Slots
 
 HEADS, HYPERNETS = "taskgraft_heads", "taskgraft_hypernets"
 ROUTES = threading.Lock()  # threads name rows while others change tasks
@@ -111,7 +111,7 @@ class Grafts:
         length = None if every_row else len(listed)
         return self.issued(Route(listed, length, kinds, packing=packing, generated_rows=made))
 
-    def generated(self, route: Route) -> dict[str, Generated]:
+    def generated(self, route: Route) -> Generated:
         """What hypernetworks generate for the rows of a route, by kind."""
         return {key: self.hyper_kinds[key].generate(rows) for key, rows in route.generated_rows.items()}
 
@@ -179,7 +179,8 @@ class Grafts:
             if weights is None:
                 weights = self._fresh_weights(method, plan, torch.Generator().manual_seed(seed))
                 if like is not None:
-                    weights |= self._weights_like(like, plan, head)
+                    weights |= self._weights_like(name, like, plan, head)
+                    check_weights(name, plan, weights)
             else:
                 check_weights(name, plan, weights)
                 for kind, _ in plan:
@@ -226,7 +227,17 @@ class Grafts:
             raise GraftError(
                 f"tasks {names[0]!r} and {left!r} share a backbone that is fine-tuned: train all of its tasks together."
             )
+        if names and not shared and not any(self._has_own_weights(name) for name in names):
+            raise GraftError(f"{', '.join(names)} have no weights of their own: there is nothing to train.")
         self._train(names, shared)
+
+    def _has_own_weights(self, name: str) -> bool:
+        return any(
+            not weight.shared
+            for key in self.tasks[name].kinds
+            for bank in self.kinds[key].banks.values()
+            for weight in bank.weights.values()
+        )
 
     def _train(self, names: Sequence[str], shared: bool) -> None:
         methods = [self.tasks[name].method for name in names]
@@ -496,16 +507,22 @@ class Grafts:
                 weights |= {f"{site}.{name}": value for name, value in values.items()}
         return weights
 
-    def _weights_like(self, task: str, plan: Sequence[tuple[Kind, int]], head: Head | None) -> dict[str, Tensor]:
+    def _weights_like(
+        self, name: str, like: str, plan: Sequence[tuple[Kind, int]], head: Head | None
+    ) -> dict[str, Tensor]:
         """Another task's weights, as far as a newcomer can start from them: not its head, unless it is the same."""
-        other = self.require(task)
-        wanted = {kind.key for kind, _ in plan if kind.key not in self.head_kinds or head == other.head}
-        if not wanted & set(other.kinds):
-            raise GraftError(f"task {task!r} is of another method, so a new task cannot start from its weights.")
-        found: dict[str, Tensor] = {}
-        for key in other.kinds:
-            if key in wanted:
-                found |= self.kinds[key].read(task)
+        other, found = self.require(like), dict[str, Tensor]()
+        for kind, size in plan:
+            if kind.key in self.head_kinds:
+                if head == other.head and kind.key in other.kinds:
+                    found |= kind.read(like)
+            elif kind.key not in other.kinds or kind.slots.size[like] != size:
+                raise GraftError(
+                    f"task {name!r} cannot start from {like!r}, whose method is another: {other.method}; "
+                    "give it that one."
+                )
+            else:
+                found |= kind.read(like)
         return found
 
     def follow_device(self) -> None:

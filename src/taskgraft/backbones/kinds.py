@@ -12,7 +12,7 @@ from torch import Tensor
 
 from taskgraft.errors import GraftError
 from taskgraft.nn.bank import Bank
-from taskgraft.nn.hypernet import Generated, HypernetBank, embeddings_of
+from taskgraft.nn.hypernet import HypernetBank, Sites, embeddings_of
 from taskgraft.nn.rows import GeneratedRows, Slots
 
 HYPERNET = "hypernet"  # what its tensors' names begin with on disk
@@ -157,7 +157,7 @@ class HyperKind(Kind):
         listed = names[:1] if len(present) == 1 else names
         return GeneratedRows(tasks, torch.tensor([place.get(name, 0) for name in listed], device=device), blank)
 
-    def generate(self, rows: GeneratedRows) -> Generated:
+    def generate(self, rows: GeneratedRows) -> Sites:
         return self.shared_bank.generate(embeddings_of(self.banks["task"], rows.tasks), rows.blank)
 
     @torch.no_grad()

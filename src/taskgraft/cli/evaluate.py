@@ -10,8 +10,8 @@ import typer
 
 from taskgraft.cli.app import Output, app
 from taskgraft.cli.backbone import backbone_for
-from taskgraft.cli.options import Columns, Json, Name, OwnBackbone, Reading, Source, StoreFolder, grouped
-from taskgraft.cli.tasks import graft_named
+from taskgraft.cli.options import Columns, Json, OwnBackbone, Reading, Source, StoreFolder, TaskName, grouped
+from taskgraft.cli.tasks import task_named
 
 
 @app.command(
@@ -23,7 +23,7 @@ The score is the mean of the task's metrics."""
 )
 @grouped
 def evaluate(
-    name: Name,
+    name: TaskName,
     source: Source,
     columns: Columns,
     reading: Reading,
@@ -40,14 +40,15 @@ def evaluate(
     from taskgraft.training import evaluate as training
 
     output = Output(json)
-    graft = graft_named(store, name, version)
+    judged = task_named(store, name, version)
+    graft = training.graft_of(judged)
     described: dict[str, Any] = {}
     if Path(source).is_file() or not is_benchmark(source):
         described["kind"] = training.kind_of(graft)
         described["labels"] = training.labels_of(graft) or None
         columns = with_defaults(columns, Path(source), reading, graft.task.get("columns") or {})
-    task = load_task(source, name=name, only="test", **asdict(columns), **asdict(reading), **described)
-    scores = training.evaluate(backbone_for(name, graft.backbone, backbone), graft, task)
+    task = load_task(source, name=graft.name, only="test", **asdict(columns), **asdict(reading), **described)
+    scores = training.evaluate(backbone_for(name, graft.backbone, backbone), judged, task)
     rows = len(task)
     score = scores.pop("score")
     output.say("\n".join([f"{name} on {task.source}: {rows:,} rows", *(f"  {note}" for note in task.notes)]))

@@ -11,11 +11,13 @@ from taskgraft.cli.backbone import backbone_for
 from taskgraft.cli.options import FewShotOptions
 from taskgraft.cli.reading import read_text
 from taskgraft.cli.runs import RUNS, Announced, check_place, state_of_run
+from taskgraft.cli.tasks import opened
 from taskgraft.errors import GraftError
 from taskgraft.training.progress import progress_for
 from taskgraft.training.settings import Settings
 
 if TYPE_CHECKING:
+    from taskgraft.grafts.joint import Joint
     from taskgraft.tasks.task import Task
     from taskgraft.training.few_shot import FewShot
 
@@ -24,7 +26,6 @@ def add_from_few(
     output: Output, task: Task, few: FewShotOptions, settings: Settings, store: Path, backbone: str | None
 ) -> None:
     """Learn a task from few of its rows; its graft, if it has one, goes into the store."""
-    from taskgraft.grafts.joint import load_joint
     from taskgraft.grafts.store import Store
     from taskgraft.training.few_shot import check, few_shot
 
@@ -34,11 +35,10 @@ def add_from_few(
         )
     if few.seeds < 1:
         raise GraftError(f"--seeds {few.seeds} leaves nothing to run: give 1 or more.")
-    joint, grafts = load_joint(few.from_), Store(store)
+    joint, grafts = joint_at(few.from_), Store(store)
     rows = task.split("train").num_rows if few.few_shot is None else few.few_shot
     seeds = range(settings.seed, settings.seed + few.seeds)
-    if not joint.method.trains_backbone:
-        check_place(grafts, task.name)
+    check_place(grafts, task.name, together=joint.method.trains_backbone)
     loaded = backbone_for(few.from_.name, joint.backbone, backbone)
     check(joint, task, rows, few.like, few.tune, seeds, loaded)
     output.say(read_text(task))
@@ -48,11 +48,29 @@ def add_from_few(
             loaded, joint, task, rows, like=few.like, tune=few.tune, seeds=seeds, settings=settings,
             run=folder, progress=bar,
         )  # fmt: skip
-        version = None if found.first.graft is None else grafts.put(found.first.graft)
+        version = grafts.put(found.joint if found.first.graft is None else found.first.graft, task.name)
     report(output, task, found, few.from_, grafts.folder, version)
 
 
-def report(output: Output, task: Task, found: FewShot, start: Path, store: Path, version: int | None) -> None:
+def joint_at(path: Path) -> Joint:
+    """The tasks trained together that STORE/NAME names."""
+    from taskgraft.grafts.graft import RECORD as GRAFT
+    from taskgraft.grafts.store import is_joint
+
+    store = opened(path.parent)
+    folder = store.folder / path.name
+    if not (folder / GRAFT).is_file() and not is_joint(folder):
+        known = [entry.name for entry in store.list() if entry.together]
+        has = f"{store.folder} has {', '.join(known)}" if known else f"{store.folder} has none"
+        raise GraftError(f"no tasks that were trained together are at {path}: give STORE/NAME; {has}.")
+    if not is_joint(folder):
+        raise GraftError(
+            f"{path} is one graft: --from takes tasks that were trained together (`taskgraft train A.csv B.csv`)."
+        )
+    return store.get_joint(path.name)
+
+
+def report(output: Output, task: Task, found: FewShot, start: Path, store: Path, version: int) -> None:
     from taskgraft.reports.tables import count_text, score_text
 
     began = ", ".join(dict.fromkeys(like for like in found.like if like is not None))
@@ -68,12 +86,15 @@ def report(output: Output, task: Task, found: FewShot, start: Path, store: Path,
         output.say(f"Score: {score_text(found.score)}{spread}, {metrics}, {found.rows} examples, {seeds}")
     output.say(f"Tuned: {count_text(found.first.trained)} parameters ({found.tune})")
     output.say(drift_text(found))
-    if version is not None:
-        output.say(f"Saved: {store / task.name}, version {version} (the first seed's)")
-        where = "" if str(store) == "grafts" else f" --store {shlex.quote(str(store))}"
-        output.say(f'\nNext: taskgraft predict {shlex.quote(task.name)} "..."{where}')
+    where = "" if str(store) == "grafts" else f" --store {shlex.quote(str(store))}"
+    pair = ' --pair "..."' if task.has_pairs else ""
+    called = task.name
+    if found.first.graft is None:
+        called = f"{task.name}/{task.name}"
+        output.say(f"Saved: {store / task.name}, version {version}: all tasks with the backbone as tuned here")
     else:
-        output.say("Nothing was saved: the backbone itself was trained, so there is no graft to keep.")
+        output.say(f"Saved: {store / task.name}, version {version} (the first seed's)")
+    output.say(f'\nNext: taskgraft predict {shlex.quote(called)} "..."{pair}{where}')
     record: dict[str, Any] = {
         "task": task.name,
         "from": str(start),
@@ -95,10 +116,13 @@ def report(output: Output, task: Task, found: FewShot, start: Path, store: Path,
 
 def drift_text(found: FewShot) -> str:
     """What the tuning would do to the other tasks, if they went on with the weights that were tuned."""
-    changed = {task: d["changed"] for task, d in found.drift.items() if d["changed"] or d.get("largest")}
-    if not changed:
+    moved = {task: drift for task, drift in found.drift.items() if drift.get("changed") or drift.get("largest")}
+    if not moved:
         return "The other tasks' outputs are the same to the bit before and after."
-    listed = ", ".join(f"{task} {100 * share:.0f} %" for task, share in changed.items())
+    listed = ", ".join(
+        f"{task} {100 * drift['changed']:.0f} %" if "changed" in drift else f"{task} by up to {drift['largest']:.2g}"
+        for task, drift in moved.items()
+    )
     return (
         "The trained tasks are as they were. With the shared weights as tuned here, their answers to these examples "
         f"would change: {listed}."

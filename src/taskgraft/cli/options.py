@@ -24,6 +24,9 @@ Source = Annotated[
     ),
 ]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The task's name in the store.")]
+TaskName = Annotated[
+    str, typer.Argument(metavar="NAME", help="The task's name in the store; JOINT/TASK of tasks trained together.")
+]
 StoreFolder = Annotated[Path, typer.Option("--store", help="The folder of grafts.")]
 BackboneName = Annotated[
     str | None,
@@ -127,7 +130,7 @@ class Together:
     temperature: Annotated[
         float, option(TOGETHER, "1 draws tasks by their rows, more draws small ones more often, inf all alike.")
     ] = Settings.temperature
-    batches: Annotated[str, option(TOGETHER, "mixed, single (one task in each), or auto.")] = Settings.batches
+    batches: Annotated[str, option(TOGETHER, "mixed, or single: one task in each.")] = Settings.batches
     weighting: Annotated[str, option(TOGETHER, "Tasks count by being drawn (sampling) or weighted (loss).")] = (
         Settings.weighting
     )

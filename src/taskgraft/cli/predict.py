@@ -13,8 +13,8 @@ import typer
 
 from taskgraft.cli.app import Output, app, print_json
 from taskgraft.cli.backbone import backbone_for
-from taskgraft.cli.options import Json, Name, OwnBackbone, StoreFolder
-from taskgraft.cli.tasks import graft_named
+from taskgraft.cli.options import Json, OwnBackbone, StoreFolder, TaskName
+from taskgraft.cli.tasks import task_named
 from taskgraft.errors import GraftError
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ words "tags", and spans and written texts an "answer".
 With --json, the last line is one more object, which tells how many there were."""
 )
 def predict(
-    name: Name,
+    name: TaskName,
     texts: Annotated[
         list[str] | None, typer.Argument(metavar="TEXT", help="Texts; - is stdin, a text a line.", show_default="stdin")
     ] = None,
@@ -67,7 +67,8 @@ def predict(
     from taskgraft.training import evaluate as training
 
     output = Output(json)
-    graft = graft_named(store, name, version)
+    asked_of = task_named(store, name, version)
+    graft = training.graft_of(asked_of)
     kind, labels = training.kind_of(graft), training.labels_of(graft)
     if texts == [STDIN] and file is None:
         texts, file = None, STDIN
@@ -89,7 +90,7 @@ def predict(
         questions = Questions(words, questions.pairs)
     loaded = backbone_for(name, graft.backbone, backbone)
     for part in questions.parts():
-        for row, answer in enumerate(training.predict(loaded, graft, part.texts, part.pairs)):
+        for row, answer in enumerate(training.predict(loaded, asked_of, part.texts, part.pairs)):
             asked = {"text": part.texts[row]} | ({} if part.pairs is None else {"pair": part.pairs[row]})
             print_json({**asked, **answer_record(kind, labels, answer)})
     output.finish({"task": name, "kind": kind, "rows": len(questions.texts)})

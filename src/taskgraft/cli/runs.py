@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 RUNS = ".runs"
 
 
-def check_place(store: Store, name: str) -> None:
+def check_place(store: Store, name: str, together: bool = False) -> None:
     """Refuse, before anything is trained, what could not be stored afterwards."""
     if store.folder.exists() and not store.folder.is_dir():
         raise GraftError(f"the store {store.folder} is a file: name a folder with --store.")
-    store.check_place(name)
+    store.check_place(name, together)
 
 
 @contextmanager

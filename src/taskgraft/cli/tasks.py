@@ -16,6 +16,7 @@ from taskgraft.errors import GraftError
 
 if TYPE_CHECKING:
     from taskgraft.grafts.graft import Graft
+    from taskgraft.grafts.joint import JointTask
     from taskgraft.grafts.store import Store
     from taskgraft.methods import Method
 
@@ -258,3 +259,13 @@ def graft_named(folder: Path, name: str, version: int | None = None) -> Graft:
     store = opened(folder)
     require(store, name)
     return store.get(name, version)
+
+
+def task_named(folder: Path, name: str, version: int | None = None) -> Graft | JointTask:
+    """The graft of this name; JOINT/TASK is one of the tasks that were trained together under a name."""
+    together, slash, task = name.partition("/")
+    if not slash:
+        return graft_named(folder, name, version)
+    store = opened(folder)
+    require(store, together)
+    return store.get_joint(together, version).task(task)

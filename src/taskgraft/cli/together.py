@@ -46,8 +46,9 @@ def train_together(
     check_tasks(tasks, chosen)
     if name in [task.name for task in tasks]:
         raise GraftError(f"{name!r} is the name of one of the tasks: give all of them together another with --name.")
-    for place in (name, *([] if chosen.trains_backbone else [task.name for task in tasks])):
-        check_place(grafts, place)
+    check_place(grafts, name, together=True)
+    for task in tasks:
+        check_place(grafts, task.name)
     for task in tasks:
         output.say(read_text(task))
     with state_of_run(store / RUNS / name) as folder:
@@ -87,8 +88,11 @@ def report(output: Output, tasks: list[Task], run: JointRun, store: Path, name: 
     where = "" if str(store) == "grafts" else f" --store {shlex.quote(str(store))}"
     alone = ", ".join(run.grafts) or "none of them alone, since the backbone itself was trained"
     output.say(f"Saved: {store / name} (version {version}: all tasks with what they share); as grafts: {alone}")
-    if run.grafts:
-        output.say(f'\nNext: taskgraft predict {shlex.quote(tasks[0].name)} "..."{where}')
+    if version > 1:
+        output.say(f"`taskgraft tasks rollback {shlex.quote(name)}{where}` goes back to the version before.")
+    called = shlex.quote(tasks[0].name if run.grafts else f"{name}/{tasks[0].name}")
+    pair = ' --pair "..."' if tasks[0].has_pairs else ""
+    output.say(f'\nNext: taskgraft predict {called} "..."{pair}{where}')
     start = shlex.quote(str(store / name))
     output.say(f"A new task from few examples: taskgraft train NEW.csv --from {start} --few-shot 16{where}")
     record: dict[str, Any] = {

@@ -55,7 +55,7 @@ def train(
         typer.Argument(
             metavar="SOURCE...",
             help="A file (CSV, TSV, JSONL, Parquet), a benchmark such as glue/rte, or a data set on the Hub. "
-            "Several are trained together.",
+            "Several are trained together; what is said of columns, kind and splits holds for all.",
         ),
     ],
     columns: Columns,
@@ -75,7 +75,7 @@ def train(
         typer.Option(
             help="adapter-SIZE, paper-SIZE (adapters as published), norms, head, or head-HIDDEN; "
             "for several tasks also hyperformer, hyperformer++, dagger, full.",
-            show_default="adapter-64; hyperformer++ for several",
+            show_default="adapter-64; for several hyperformer++-64, or hyperformer++ on T5",
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the first weights and the order of the rows.")] = Settings.seed,
@@ -97,14 +97,36 @@ def train(
     if few != FewShotOptions():
         if len(sources) > 1 or method is not None or track is not None:
             raise GraftError("--from takes one new task, by the method that the trained ones have, untracked.")
+        check_alone(together)
         add_from_few(output, task_from(sources[0], columns, reading, splits, name), few, settings, store, backbone)
     elif len(sources) > 1:
+        for option, value in (("--validation", splits.validation), ("--test", splits.test)):
+            if not is_share(value):
+                raise GraftError(
+                    f"{option} {value} would be every task's: with several files give a share, or each a split column."
+                )
         tasks = [task_from(source, columns, reading, splits) for source in sources]
         train_together(output, tasks, method, name, settings, store, backbone, track)
     else:
+        check_alone(together)
         how, settings = method_for_graft(method or "adapter-64", settings)
         task = task_from(sources[0], columns, reading, splits, name)
         train_one(output, task, how, settings, store, backbone, track)
+
+
+def check_alone(together: Together) -> None:
+    """Refuse options that say how several tasks take turns, where there is one."""
+    for option in ("temperature", "batches", "weighting"):
+        if getattr(together, option) != getattr(Together(), option):
+            raise GraftError(f"--{option} is for several tasks that are trained together, and there is one.")
+
+
+def is_share(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def train_one(

@@ -322,10 +322,13 @@ def explained(name: str, folder: Path, file: str) -> Iterator[Path]:
         pickles = sorted(path.name for path in folder.glob("*") if path.suffix in PICKLES)
         if file == RECORD and (folder / "joint.json").is_file():
             raise GraftError(
-                f"{name!r} is not one graft but tasks that were trained together: load it with tg.load_joint."
+                f"{name!r} is not one graft but tasks that were trained together: name one of them, {name}/TASK, "
+                "or load all with tg.load_joint."
             ) from error
         if file == "joint.json" and (folder / RECORD).is_file():
-            raise GraftError(f"{name!r} is one graft, not tasks kept together: load it with tg.load_graft.") from error
+            raise GraftError(
+                f"{name!r} is one graft, not tasks that were trained together: load it with tg.load_graft."
+            ) from error
         reason = f"it has {pickles[0]}, and {NEVER_PICKLES}" if pickles else f"{AGAIN}."
         raise GraftError(f"graft {name!r} has no {file} in {folder}: {reason}") from error
     except OSError as error:

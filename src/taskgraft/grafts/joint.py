@@ -87,8 +87,12 @@ class Joint:
     @cached_property
     def company(self) -> str:
         """The same for joints that share the same weights, bit by bit."""
+        return self.hash_of(SHARED)
+
+    def hash_of(self, task: str) -> str:
+        """Of a task's own tensors, or (SHARED) of those of all."""
         digest = hashlib.sha256()
-        for name, value in sorted(self.part(SHARED).items()):
+        for name, value in sorted(self.part(task).items()):
             digest.update(name.encode())
             digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
         return digest.hexdigest()[:12]
@@ -96,6 +100,12 @@ class Joint:
     def part(self, task: str) -> dict[str, Tensor]:
         """A task's own tensors, or (SHARED) those of all, by their names on a model."""
         return {name.partition("/")[2]: t for name, t in self.tensors.items() if name.partition("/")[0] == task}
+
+    def task(self, name: str) -> JointTask:
+        """One of the tasks, to predict and evaluate with."""
+        if name not in self.tasks:
+            raise GraftError(f"task {name!r} is not among those trained together: {', '.join(self.tasks)} are.")
+        return JointTask(self, name)
 
     def embeddings(self) -> dict[str, Tensor]:
         """HyperFormer's task embeddings."""
@@ -139,6 +149,29 @@ class Joint:
                 f"the metrics, training or task records of {name!r} cannot be written as JSON: {error}; "
                 "use plain numbers, strings, lists and dicts."
             ) from error
+
+
+@dataclass(frozen=True, eq=False)
+class JointTask:
+    """A task of a joint, used as it is there: with the hypernetwork, or with the fine-tuned backbone."""
+
+    joint: Joint
+    name: str
+
+    @property
+    def graft(self) -> Graft:
+        """What is known of it, without weights."""
+        member = self.joint.tasks[self.name]
+        return Graft(
+            name=self.name,
+            method=member.method,
+            head=member.head,
+            tensors={},
+            backbone=self.joint.backbone,
+            metrics=member.metrics,
+            training=self.joint.training,
+            task=member.task,
+        )
 
 
 def get_joint(

@@ -108,7 +108,7 @@ class Store:
             if isinstance(what, Joint):
                 raise GraftError("tasks that were trained together need a name to be saved under.")
             name = what.name
-        self.check_place(name)  # before the lock is made
+        self.check_place(name, isinstance(what, Joint))  # before the lock is made
         files = what.files(name) if isinstance(what, Joint) else encode(replace(what, name=name))
         with self._writing(create=True):
             lineage = self._lineage(name)
@@ -130,9 +130,15 @@ class Store:
             self._point(name, lineage, version)
         return version
 
-    def check_place(self, name: str) -> None:
-        """Refuse a name under which `put` could not write."""
+    def check_place(self, name: str, together: bool = False) -> None:
+        """Refuse a name under which `put` could not write a graft (or tasks that were trained together)."""
         self._lineage(name)
+        found = self._find(name)
+        if found is not None and found.folder.is_dir() and is_joint(found.folder) != together:
+            there = "one graft" if together else "tasks that were trained together"
+            raise GraftError(
+                f"{name!r} is {there} in the store {self.folder}: choose another name, or remove it first."
+            )
 
     def rollback(self, name: str, version: int | None = None) -> int:
         """Make an earlier version the current one (the one before it, if none is named), and return its number."""
@@ -230,7 +236,7 @@ class Store:
 
     def _lineage(self, name: str) -> Path:
         """Where the next version of a name goes."""
-        found = self._find(name)
+        found = self._find(name) or self._find(name)  # a writer may just have made the name that was not there
         if found is not None and found.lineage is not None:
             return found.lineage
         if os.path.lexists(self.folder / name):

@@ -30,7 +30,7 @@ from taskgraft.nn.rows import Bound, Route, RowIndex
 NORM_EPS = 1e-6
 GROUPS = ("projector", "generator")
 
-Generated = dict[str, dict[str, Tensor]]  # site -> tensor -> [tasks, ...]
+Sites = dict[str, dict[str, Tensor]]  # site -> tensor -> [tasks, ...]
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class HypernetBank(Bank):
     def _constant(self, name: str, values: list[Any], device: torch.device) -> None:
         self.register_buffer(name, torch.tensor(values, device=device), persistent=False)
 
-    def generate(self, tasks: Tensor, blank: bool = False) -> Generated:
+    def generate(self, tasks: Tensor, blank: bool = False) -> Sites:
         """The weights of every place for the tasks whose embeddings [tasks, t] are given, in one batched product.
 
         `blank` puts a slot of zeros, the bare backbone, before them.
@@ -163,7 +163,7 @@ class HypernetBank(Bank):
             made = F.pad(made, (0, 0, 1, 0))
         names, shapes = [name for name, _ in plan.layout], [shape for _, shape in plan.layout]
         sizes = [torch.Size(shape).numel() for shape in shapes]
-        found: Generated = {}
+        found: Sites = {}
         for site, row in zip(plan.places, self.rows["generator"], strict=True):
             parts = torch.split(made[row], sizes, dim=-1)
             found[site] = {name: part.view(-1, *shape) for name, shape, part in zip(names, shapes, parts, strict=True)}

@@ -17,6 +17,8 @@ from torch import Tensor
 
 from taskgraft.errors import GraftError
 
+Generated = dict[str, dict[str, dict[str, Tensor]]]  # kind of bank -> site -> tensor, each [tasks, ...]
+
 
 @dataclass(frozen=True)
 class RowIndex:
@@ -169,34 +171,34 @@ class Bound(threading.local):
     def __init__(self) -> None:
         self.route: Route | None = None
         self.inputs: dict[str, Tensor] = {}
-        self.generated: dict[str, dict[str, dict[str, Tensor]]] = {}  # kind -> site -> tensor
+        self.generated: Generated = {}
 
     def __reduce__(self) -> Any:
         return Bound, ()
 
 
 class bind:
-    """Put a route in force on this thread for the length of a `with` block."""
+    """Put a route in force on this thread for the length of a `with` block, and set aside what another's generated."""
 
     def __init__(self, bound: Bound, route: Route) -> None:
         self.bound, self.route = bound, route
-        self.before: list[Route | None] = []
+        self.before: list[tuple[Route | None, Generated]] = []
 
     def __enter__(self) -> Route:
-        self.before.append(self.bound.route)
-        self.bound.route = self.route
+        self.before.append((self.bound.route, self.bound.generated))
+        self.bound.route, self.bound.generated = self.route, {}
         return self.route
 
     def __exit__(self, *_: object) -> None:
-        self.bound.route = self.before.pop()
+        self.bound.route, self.bound.generated = self.before.pop()
 
 
 class generating:
     """Let the sites of this thread find these generated weights for the length of a `with` block."""
 
-    def __init__(self, bound: Bound, weights: dict[str, dict[str, dict[str, Tensor]]]) -> None:
+    def __init__(self, bound: Bound, weights: Generated) -> None:
         self.bound, self.weights = bound, weights
-        self.before: dict[str, dict[str, dict[str, Tensor]]] = {}
+        self.before: Generated = {}
 
     def __enter__(self) -> None:
         self.before, self.bound.generated = self.bound.generated, self.weights

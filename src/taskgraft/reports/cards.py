@@ -138,11 +138,12 @@ def training(record: Mapping[str, Any]) -> str:
     ]
     parts = [f"Trained: {', '.join(map(escape, filter(None, facts)))}."] if any(facts) else []
     others = [name for name in done.get("together") or () if name != record.get("name")]
-    if others:
-        by = escape(str(part(done, "method").get("method", "one method")))
-        parts.append(
-            f"Trained by {by} together with {', '.join(map(escape, others))}, and written out as a plain graft."
-        )
+    by, listed = escape(str(part(done, "method").get("method", "one method"))), ", ".join(map(escape, others))
+    if others and "like" in done:
+        start = escape(str(done["like"]))
+        parts.append(f"Started from {start}, one of {listed}, which were trained together by {by}.")
+    elif others:
+        parts.append(f"Trained by {by} together with {listed}, and written out as a plain graft.")
     for title, values in (
         ("Method", part(record, "method")),
         ("Settings", settings),

@@ -12,6 +12,7 @@ from taskgraft.backbones import api
 from taskgraft.backbones.load import Backbone
 from taskgraft.errors import GraftError
 from taskgraft.grafts.graft import Graft, add_graft
+from taskgraft.grafts.joint import JointTask, add_joint
 from taskgraft.tasks.metrics import score_of
 from taskgraft.tasks.task import LABEL_TYPES, Task, text_type
 from taskgraft.tasks.wording import Wording
@@ -24,8 +25,9 @@ from taskgraft.training.settings import TEXT_LENGTH
 BATCH = 64
 
 
-def evaluate(backbone: Backbone, graft: Graft, task: Task, split: str = "test") -> dict[str, float]:
-    """The graft's metrics on a split of a task, and their mean as "score"."""
+def evaluate(backbone: Backbone, what: Graft | JointTask, task: Task, split: str = "test") -> dict[str, float]:
+    """The metrics of a graft, or of a task of a joint, on a split of a task, and their mean as "score"."""
+    graft = graft_of(what)
     kind, labels = kind_of(graft), labels_of(graft)
     if (task.kind, task.labels) != (kind, labels):
         raise GraftError(
@@ -34,14 +36,18 @@ def evaluate(backbone: Backbone, graft: Graft, task: Task, split: str = "test") 
         )
     table = task.split(split)
     metrics = list(graft.task.get("metrics") or task.metrics)
-    scores = judged(kind, labels, metrics, table, run(backbone, graft, table))
+    scores = judged(kind, labels, metrics, table, run(backbone, what, table))
     return {"score": score_of(metrics, scores), **scores}
 
 
 def predict(
-    backbone: Backbone, graft: Graft, texts: Sequence[Any], pairs: Sequence[str] | None = None
+    backbone: Backbone, what: Graft | JointTask, texts: Sequence[Any], pairs: Sequence[str] | None = None
 ) -> list[Prediction]:
-    """The graft's answer to each text (token tasks: a list of words; spans: a question, with contexts as `pairs`)."""
+    """The answer of a graft, or of a task of a joint, to each text.
+
+    Token tasks take lists of words; spans questions, with their contexts as `pairs`.
+    """
+    graft = graft_of(what)
     kind = kind_of(graft)
     check_texts("texts", texts, words=kind == "tokens")
     if pairs is not None:
@@ -61,7 +67,7 @@ def predict(
     if kind == "spans":
         columns["label"] = pa.array([[] for _ in texts], LABEL_TYPES[kind])
         columns["id"] = pa.array([str(i) for i in range(len(texts))], pa.string())
-    return run(backbone, graft, pa.table(columns))
+    return run(backbone, what, pa.table(columns))
 
 
 def check_texts(name: str, texts: Sequence[Any], words: bool = False) -> None:
@@ -75,7 +81,14 @@ def check_texts(name: str, texts: Sequence[Any], words: bool = False) -> None:
             raise GraftError(f"{name}[{number}] is {str(text)[:80]!r}, and {wanted} is needed.")
 
 
-def run(backbone: Backbone, graft: Graft, table: pa.Table) -> list[Prediction]:
+def graft_of(what: Graft | JointTask) -> Graft:
+    if not isinstance(what, (Graft, JointTask)):
+        raise GraftError(f"{what!r} is no graft: load one with tg.load_graft, or take a joint's with joint.task(NAME).")
+    return what if isinstance(what, Graft) else what.graft
+
+
+def run(backbone: Backbone, what: Graft | JointTask, table: pa.Table) -> list[Prediction]:
+    graft = graft_of(what)
     kind, labels, wording = kind_of(graft), labels_of(graft), wording_of(graft)
     device = device_of()
     settings = graft.training.get("settings", {})
@@ -85,7 +98,7 @@ def run(backbone: Backbone, graft: Graft, table: pa.Table) -> list[Prediction]:
     else:
         encoded = encode(backbone.tokenizer, "text", 0, wording.table(table), limit, with_labels=False)
     backbone.model.to(device)
-    with on_model(backbone.model, graft) as name:
+    with on_model(backbone.model, what) as name:
         return predictions(
             backbone.model,
             name,
@@ -102,14 +115,17 @@ def run(backbone: Backbone, graft: Graft, table: pa.Table) -> list[Prediction]:
 
 
 @contextmanager
-def on_model(model: Any, graft: Graft) -> Iterator[str]:
-    """The graft on the model for a while, beside whatever is there, under a name that is free."""
+def on_model(model: Any, what: Graft | JointTask) -> Iterator[str]:
+    """The task on the model for a while, beside whatever is there, under a name that is free."""
     bare = getattr(model, "taskgraft", None) is None
     taken = [] if bare else api.tasks_of(model)
-    name = graft.name
-    while name in taken:
-        name += "_"
-    add_graft(model, graft, name)
+    name = what.name
+    if isinstance(what, JointTask):
+        add_joint(model, what.joint, [name])
+    else:
+        while name in taken:
+            name += "_"
+        add_graft(model, what, name)
     try:
         yield name
     finally:

@@ -20,7 +20,8 @@ from torch import Tensor
 from taskgraft.backbones import api
 from taskgraft.backbones.load import Backbone
 from taskgraft.errors import GraftError
-from taskgraft.grafts.joint import BACKBONE, SHARED, Joint, Member, add_joint
+from taskgraft.grafts.graft import now
+from taskgraft.grafts.joint import BACKBONE, SHARED, Joint, Member, add_joint, load_joint
 from taskgraft.names import check_task_name
 from taskgraft.tasks.task import Task
 from taskgraft.training.fit import Run, run_of
@@ -57,13 +58,13 @@ class FewShot:
 
 def few_shot(
     backbone: Backbone,
-    joint: Joint,
+    joint: Joint | str | PathLike[str],
     task: Task,
     rows: int = 16,
     *,
     like: str | None = None,
     tune: str = "all",
-    seeds: Sequence[int] = (0,),
+    seeds: int | Sequence[int] = (0,),
     settings: Settings | None = None,
     run: str | PathLike[str] | None = None,
     progress: Progress | bool | None = None,
@@ -75,10 +76,12 @@ def few_shot(
     fine-tuned backbone); "own" the new task's embedding or adapter, and head, alone. Each seed draws its own examples.
     No validation rows are used. The trained tasks are not touched: the new one comes back as a graft of its own.
     """
+    joint = joint if isinstance(joint, Joint) else load_joint(joint)
+    seeds = range(seeds) if isinstance(seeds, int) else seeds
     check(joint, task, rows, like, tune, seeds, backbone)
     base = changed(settings, changes)
     found = [
-        one(backbone, joint, task, rows, like, tune, replace(base, seed=seed), run, progress, watch=number == 0)
+        transfer(backbone, joint, task, rows, like, tune, replace(base, seed=seed), run, progress, watch=number == 0)
         for number, seed in enumerate(seeds)
     ]
     runs = [each.run for each in found]
@@ -100,6 +103,8 @@ def few_shot(
 def check(
     joint: Joint, task: Task, rows: int, like: str | None, tune: str, seeds: Sequence[int], backbone: Backbone
 ) -> None:
+    if not isinstance(task, Task):
+        raise GraftError(f"{task!r} is not a task: read one with tg.load_task(...).")
     check_task_name(task.name)
     if task.name in joint.tasks:
         raise GraftError(f"a task named {task.name!r} is already among {', '.join(joint.tasks)}: choose another name.")
@@ -122,7 +127,9 @@ def check(
 
 
 @dataclass(frozen=True, eq=False)
-class Once:
+class Transfer:
+    """One seed's run, and what it started from."""
+
     run: Run
     like: str | None
     losses: dict[str, float]
@@ -130,7 +137,7 @@ class Once:
     joint: Joint
 
 
-def one(
+def transfer(
     backbone: Backbone,
     joint: Joint,
     task: Task,
@@ -141,12 +148,13 @@ def one(
     folder: str | PathLike[str] | None,
     progress: Progress | bool | None,
     watch: bool,
-) -> Once:
+) -> Transfer:
     """One seed: draw the examples, find what to start from, train, measure."""
     model, method = backbone.model, joint.method
     splits = {"train": examples(task, rows, settings.seed)}
-    if "test" in task.splits or "validation" in task.splits:
-        splits["test"] = task.splits["test" if "test" in task.splits else "validation"]
+    judged_on = next((split for split in ("test", "validation") if split in task.splits), None)
+    if judged_on is not None:
+        splits["test"] = task.splits[judged_on]
     task = replace(task, splits=splits)
     count = task.split("train").num_rows
     steps = math.ceil(math.ceil(count / settings.batch_size) / settings.accumulation)
@@ -163,12 +171,17 @@ def one(
             losses = losses_of(model, joint, part, settings, device)
         like = min(losses, key=losses.__getitem__)
     mount = continued(model, joint, part, like, tune, settings.seed)
-    start = f"{joint.company} {like} {tune}"
+    start = f"{joint.company} {like} {'' if like is None else joint.hash_of(like)} {tune}"
     place = None if folder is None else f"{folder}/{settings.seed}"
     with trained(
         backbone, [part], method, settings, mount, run=place, progress=progress, track=None, start=start
     ) as loop:
         run = run_of(backbone, part, method, loop, total)
+        if judged_on == "validation":
+            run = judged_by_validation(run)
+        if run.graft is not None:
+            origin = {"method": method.to_json(), "together": list(joint.tasks), "like": like, "tune": tune}
+            run = replace(run, graft=replace(run.graft, training={**run.graft.training, **origin}))
         after = with_newcomer(model, joint, part, run)
     drift: dict[str, dict[str, float]] = {}
     if watch:
@@ -176,7 +189,17 @@ def one(
             before = outputs_of(model, backbone.tokenizer, joint, part, settings, device)
         with all_tasks(model, after, list(joint.tasks)):
             drift = drift_of(before, outputs_of(model, backbone.tokenizer, joint, part, settings, device))
-    return Once(run, like, losses, drift, after)
+    return Transfer(run, like, losses, drift, after)
+
+
+def judged_by_validation(run: Run) -> Run:
+    """The run of a task without test rows, whose validation rows stood in for them."""
+    graft = run.graft
+    if graft is not None:
+        metrics = {"score": run.score, "split": "validation", "validation": run.test, "test": {}}
+        rows = {"validation" if split == "test" else split: count for split, count in graft.task["rows"].items()}
+        graft = replace(graft, metrics=metrics, task={**graft.task, "rows": rows})
+    return replace(run, split="validation", validation=run.test, test={}, graft=graft)
 
 
 def examples(task: Task, rows: int, seed: int) -> Any:
@@ -233,6 +256,7 @@ def with_newcomer(model: Any, joint: Joint, part: Part, run: Run) -> Joint:
     for path, parameter in grafts.backbone.parameters_of(joint.method).items():
         tensors[f"{SHARED}/{BACKBONE}{path}"] = parameter.detach().cpu().clone()
     entry = grafts.require(part.name)
-    scores = {"score": run.score, "split": run.split, "validation": {}, "test": run.test}
+    scores = {"score": run.score, "split": run.split, "validation": run.validation, "test": run.test}
+    others = {task: replace(member, metrics={}) for task, member in joint.tasks.items()}  # no longer as measured
     member = Member(entry.method, entry.head, part.record, scores)
-    return replace(joint, tasks={**joint.tasks, part.name: member}, tensors=tensors)
+    return replace(joint, tasks={**others, part.name: member}, tensors=tensors, metrics={}, created=now())

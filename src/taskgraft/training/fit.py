@@ -129,13 +129,13 @@ def run_of(backbone: Backbone, part: Part, method: Method, loop: Loop, total: in
             metrics={"score": score, "split": split, "validation": validation, "test": test},
             task_record=part.record,
             backbone=backbone.name,
-            training={**loop.to_json(), "cut": part.cut, "backbone_parameters": total},
+            training={**loop.to_json(), "method": method.to_json(), "cut": part.cut, "backbone_parameters": total},
         )
     return Run(
         task=task.name,
         method=api.grafts_of(model).require(task.name).method,
         settings=loop.settings,
-        trained=trained_parameters(model, task.name),
+        trained=count_of_trained(model, task.name),
         total=total,
         score=score,
         split=split,
@@ -151,7 +151,7 @@ def run_of(backbone: Backbone, part: Part, method: Method, loop: Loop, total: in
     )
 
 
-def trained_parameters(model: Any, name: str) -> int:
+def count_of_trained(model: Any, name: str) -> int:
     """How many parameters are trained for a task: its own, and what it shares unless that is held still."""
     grafts = api.grafts_of(model)
     still = set() if grafts.trains_shared else grafts.shared_names(name)

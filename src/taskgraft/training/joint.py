@@ -136,6 +136,9 @@ def result_of(part: Part, validation: dict[str, float], test: dict[str, float]) 
 
 def check_tasks(tasks: Sequence[Task], method: Method) -> None:
     """Refuse, before anything is read or trained, what cannot be trained together."""
+    others = [task for task in tasks if not isinstance(task, Task)]
+    if others:
+        raise GraftError(f"{others[0]!r} is not a task: read one with tg.load_task(...).")
     names = [task.name for task in tasks]
     for name in names:
         check_task_name(name)

@@ -68,7 +68,7 @@ class Loop:
         self.kept = {name: weight.detach().clone() for name, weight in self.weights.items()}
         lengths = {part.name: part.encoded["train"].lengths for part in parts}
         batches = math.ceil(sum(map(len, lengths.values())) / settings.batch_size)
-        self.sampler = sampler_for(lengths, batches, settings, device) if len(parts) > 1 else None
+        self.sampler = sampler_for(lengths, batches, settings) if len(parts) > 1 else None
         self.loss_weights = {} if self.sampler is None else self.sampler.loss_weights
         self.steps_per_epoch = math.ceil(batches / settings.accumulation)
         self.total_steps = self.epochs * self.steps_per_epoch
@@ -363,9 +363,9 @@ class Loop:
         self.history, self._losses, self.kept_epoch = record["history"], record["losses"], record["kept_epoch"]
 
 
-def sampler_for(lengths: dict[str, Rows], batches: int, settings: Settings, device: torch.device) -> Sampler:
-    """How several tasks take turns. Mixed batches pay where a small batch does not fill the device."""
-    mixed = settings.batches == "mixed" or (settings.batches == "auto" and device.type != "cpu")
+def sampler_for(lengths: dict[str, Rows], batches: int, settings: Settings) -> Sampler:
+    """How several tasks take turns."""
+    mixed = settings.batches == "mixed"
     return Sampler(
         lengths, settings.batch_size, batches, settings.seed, settings.temperature, mixed, settings.weighting
     )

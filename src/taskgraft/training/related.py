@@ -107,6 +107,8 @@ def outputs_of(
             logits = logits_of(model, task, encoded, size, device, False)
             if member.head.kind == "multilabel":  # each label is there or not: [labels, 2]
                 logits = [np.stack([np.zeros_like(row), row], -1) for row in logits]
+            if member.head.kind == "spans":  # which token begins, and which ends: [2, tokens]
+                logits = [row.T for row in logits]
             found[task] = logits if member.head.kind == "regression" else [softmax(row) for row in logits]
             continue
         wording = Wording.from_json(member.task["wording"])
@@ -126,20 +128,15 @@ def softmax(row: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
 
 
 def drift_of(before: Outputs, after: Outputs) -> dict[str, dict[str, float]]:
-    """By task: the share of rows whose answer changed, and the largest change of a probability or a number."""
+    """By task: the share of rows whose answer changed (of numbers: none), and the largest change of an output."""
     found = {}
     for task, rows_before in before.items():
-        pairs = list(zip(rows_before, after[task], strict=True))
+        pairs: list[tuple[Any, Any]] = list(zip(rows_before, after[task], strict=True))
         if isinstance(rows_before[0], str):
             found[task] = {"changed": float(np.mean([one != other for one, other in pairs]))}
             continue
-        largest = max(float(np.abs(np.asarray(one) - np.asarray(other)).max()) for one, other in pairs)
-        answers = [(answer_of(one) != answer_of(other)).any() for one, other in pairs]
-        found[task] = {"changed": float(np.mean(answers)), "largest": largest}
+        found[task] = {"largest": max(float(np.abs(one - other).max()) for one, other in pairs)}
+        if pairs[0][0].shape != (1,):  # a number is not the same or another: it is near or far
+            answers = [(one.argmax(-1) != other.argmax(-1)).any() for one, other in pairs]
+            found[task]["changed"] = float(np.mean(answers))
     return found
-
-
-def answer_of(row: Any) -> npt.NDArray[Any]:
-    """The likeliest class, at each place; a number as it is."""
-    values = np.asarray(row)
-    return values if values.shape == (1,) else values.argmax(-1)

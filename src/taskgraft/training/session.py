@@ -84,7 +84,8 @@ def mounted(model: Any, heads: Mapping[str, Head | None], method: Method, seed: 
             api.ungraft(model)
             model.train(was_training)
         return
-    before = list(api.grafts_of(model).trained)
+    grafts = api.grafts_of(model)
+    before, shared = list(grafts.trained), grafts.trains_shared
     added: list[str] = []
     try:
         for number, (name, head) in enumerate(heads.items()):
@@ -95,7 +96,7 @@ def mounted(model: Any, heads: Mapping[str, Head | None], method: Method, seed: 
     finally:
         for name in added:
             api.remove_task(model, name)
-        api.train_only(model, before)
+        api.train_only(model, before, shared=shared)
         model.train(was_training)
 
 

@@ -11,7 +11,7 @@ from taskgraft.errors import GraftError
 from taskgraft.methods import METHODS, HyperFormer, Method
 
 Precision = Literal["auto", "fp32", "bf16"]
-Batches = Literal["auto", "mixed", "single"]
+Batches = Literal["mixed", "single"]
 Weighting = Literal["sampling", "loss"]
 Decoding = Literal["auto", "labels", "greedy"]
 
@@ -35,7 +35,7 @@ class Settings:
     without a better validation score end a run.
 
     Of several tasks that are trained together, each counts by `(rows / all rows) ** (1 / temperature)`: it is drawn
-    that often, or (`weighting="loss"`) drawn by its rows and weighted. `batches` are of one task each or "mixed".
+    that often, or (`weighting="loss"`) drawn by its rows and weighted. `batches` are mixed, or of a "single" task each.
     `own_rate` is the learning rate of what is a task's own (embedding, head), beside weights that tasks share.
     `decoding` is for models that write: the likeliest of a task's labels, or what greedy decoding gives.
     """
@@ -54,7 +54,7 @@ class Settings:
     patience: int = 3
     precision: Precision = "auto"
     temperature: float = 10.0
-    batches: Batches = "auto"
+    batches: Batches = "mixed"
     weighting: Weighting = "sampling"
     own_rate: float | None = None
     decoding: Decoding = "auto"
