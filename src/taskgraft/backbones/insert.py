@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import threading
 import types
@@ -12,25 +11,20 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from taskgraft.backbones.banks import Banks
 from taskgraft.backbones.checkpoint import TASKS, TrainedTasks
-from taskgraft.backbones.count import form_of, hypernet_plan
 from taskgraft.backbones.forward import grafted_forward, grafted_generate
-from taskgraft.backbones.frozen import FrozenBackbone, base_prefix, own_head, top_layer_parameters
-from taskgraft.backbones.kinds import HYPERNET, HeadsKind, HyperKind, Kind, check_weights, float_dtype, kind_key
-from taskgraft.backbones.sites import Family, FoundSite, family_of
-from taskgraft.backbones.wrap import NormSite, Site, Wrapper
+from taskgraft.backbones.frozen import own_head, top_layer_parameters
+from taskgraft.backbones.kinds import HyperKind, Kind, check_weights
+from taskgraft.backbones.sites import Family, family_of
 from taskgraft.errors import GraftError
-from taskgraft.methods import Adapter, HeadOnly, HyperFormer, Method, TopLayers
+from taskgraft.methods import Adapter, HyperFormer, Method, TopLayers
 from taskgraft.names import check_task_name
-from taskgraft.nn.bank import AdapterBank, Bank, fresh_bottleneck
-from taskgraft.nn.heads import Head, HeadBank, fresh_head
-from taskgraft.nn.hypernet import GeneratedAdapter, HypernetBank, embedding_layout, fresh_hypernet
-from taskgraft.nn.norms import NormBank
+from taskgraft.nn.heads import Head
 from taskgraft.nn.rows import Bound, Generated, Packing, Route, RowIndex, Slots
 
-HEADS, HYPERNETS = "taskgraft_heads", "taskgraft_hypernets"
 ROUTES = threading.Lock()  # threads name rows while others change tasks
 
 
@@ -51,14 +45,13 @@ class Grafts:
     def __init__(self, model: Any) -> None:
         self.model = model
         self.family: Family = family_of(model.config)
-        self.backbone = FrozenBackbone(model, self.family)
+        self.banks = Banks(model, self.family, self)
+        self.backbone, self.kinds = self.banks.backbone, self.banks.kinds
+        self.head_kinds, self.hyper_kinds = self.banks.head_kinds, self.banks.hyper_kinds
         self.base_model: Any = model.base_model
         self.is_base: bool = self.base_model is model and not hasattr(model, "lm_head")
         self.own_head: Head | None = own_head(model)
         self.arguments = [name for name in inspect.signature(type(model).forward).parameters if name != "self"]
-        self.kinds: dict[str, Kind] = {}
-        self.head_kinds: dict[str, HeadsKind] = {}
-        self.hyper_kinds: dict[str, HyperKind] = {}
         self.tasks: dict[str, GraftedTask] = {}
         self.trained: list[str] = []
         self.trains_shared = True  # whether what the trained tasks share is trained with them
@@ -175,9 +168,9 @@ class Grafts:
             company = self.require(like).company
         method = self._resolve(method, head)
         try:
-            plan = self._plan(method, head, company)
+            plan = self.banks.plan(method, head, company)
             if weights is None:
-                weights = self._fresh_weights(method, plan, torch.Generator().manual_seed(seed))
+                weights = self.banks.fresh_weights(method, plan, torch.Generator().manual_seed(seed))
                 if like is not None:
                     weights |= self._weights_like(name, like, plan, head)
                     check_weights(name, plan, weights)
@@ -186,7 +179,7 @@ class Grafts:
                 for kind, _ in plan:
                     kind.check_given(name, weights)
         except GraftError:
-            self._discard_empty_kinds()
+            self.banks.discard_empty()
             raise
         for kind, size in plan:
             kind.add(name, size, weights)
@@ -203,7 +196,7 @@ class Grafts:
         self._expire({name})
         for key in self.tasks.pop(name).kinds:
             self.kinds[key].slots.release(name)
-        self._discard_empty_kinds()
+        self.banks.discard_empty()
         if not any(task.method.trains_backbone for task in self.tasks.values()):
             self.backbone.restore()
         self._refresh()
@@ -349,163 +342,7 @@ class Grafts:
 
     @property
     def width(self) -> int:
-        return int(self.model.config.hidden_size)
-
-    def _plan(self, method: Method, head: Head | None, company: str) -> list[tuple[Kind, int]]:
-        """The kinds that will hold a task of this method, made where they are new, and its size in each."""
-        plan: list[tuple[Kind, int]] = []
-        if isinstance(method, HyperFormer):
-            plan.append((self._hyper_kind(method, company), method.bottleneck_size(self.width)))
-        if isinstance(method, Adapter):
-            plan.append((self._adapter_kind(method), method.bottleneck_size(self.width)))
-        if method.trained_norms != "none":
-            plan.append((self._norm_kind(method.trained_norms), 0))
-        if head is not None:
-            plan.append((self._head_kind(method, head), head.width))
-        return plan
-
-    def _discard_empty_kinds(self) -> None:
-        """Give back the banks and wrappers that no task needs."""
-        for key in [key for key, kind in self.kinds.items() if not kind.slots.of]:
-            for handle in self.kinds[key].handles:
-                handle.remove()
-            if self.head_kinds.pop(key, None) is not None:
-                del getattr(self.model, HEADS)[key]
-            if self.hyper_kinds.pop(key, None) is not None:
-                del getattr(self.model, HYPERNETS)[key]
-            self.backbone.drop_banks(key)
-            del self.kinds[key]
-        if not self.head_kinds:
-            self.model._modules.pop(HEADS, None)
-        if not self.hyper_kinds:
-            self.model._modules.pop(HYPERNETS, None)
-
-    def _sites(self, wanted: Sequence[str], layers: Sequence[int] | None = None) -> list[FoundSite]:
-        chosen = [
-            site
-            for site in self.backbone.sites
-            if site.name.rpartition(".")[2] in wanted and (layers is None or site.layer in layers)
-        ]
-        if not chosen:
-            raise GraftError(
-                f"{type(self.model).__name__} has no site for sites={wanted} in the layers asked for: "
-                "it has " + ", ".join(sorted({site.name.rpartition(".")[2] for site in self.backbone.sites})) + "."
-            )
-        return chosen
-
-    def _wrapped(self, site: FoundSite) -> Wrapper:
-        """The wrapper at a site, put there if it is not yet."""
-        path = f"{site.layer_path}.{site.place.module}"
-        if path not in self.backbone.wrappers:
-            self.backbone.wrap(path, Site(self.model.get_submodule(path), self, site.name, site.place.first))
-        return self.backbone.wrappers[path]
-
-    def _hyper_kind(self, method: HyperFormer, company: str) -> Kind:
-        chosen = self._sites(method.sites)
-        # What a task's own head reads and how it is regularised is not the hypernetwork's business.
-        key = kind_key("hyper", replace(method, pooling=None, head_dropout=0.0, backbone_dropout=False), company)
-        if key in self.kinds:
-            return self.kinds[key]
-        form = form_of(method)
-        near = next(self.model.get_submodule(chosen[0].layer_path).parameters())
-        device, dtype = near.device, float_dtype(near)
-        plan = hypernet_plan(method, self.width, [site.name for site in chosen])
-        kind = HyperKind(key, hypernet=HypernetBank(plan, device, dtype))
-        size = method.bottleneck_size(self.width)
-        kind.banks["task"] = Bank(embedding_layout(method.task_dim), size, device, dtype, blank=None)
-        for site in chosen:
-            self._wrapped(site).add_bank(key, GeneratedAdapter(form, key, site.name, self.bound))
-        if not hasattr(self.model, HYPERNETS):
-            self.model.add_module(HYPERNETS, nn.ModuleDict())
-        banks = nn.ModuleDict({"task": kind.banks["task"], "shared": kind.shared_bank})
-        getattr(self.model, HYPERNETS).add_module(key, banks.train(self.model.training))
-        self.kinds[key] = self.hyper_kinds[key] = kind
-        return kind
-
-    def _adapter_kind(self, method: Adapter) -> Kind:
-        chosen = self._sites(method.sites, method.layers)
-        form = form_of(method)
-        key = kind_key(form.activation, form, [site.name for site in chosen])
-        if key in self.kinds:
-            return self.kinds[key]
-        kind = self.kinds[key] = Kind(key)
-        for site in chosen:
-            near = next(self.model.get_submodule(site.layer_path).parameters())
-            size = method.bottleneck_size(self.width)
-            bank = AdapterBank(form, self.width, size, near.device, float_dtype(near))
-            self._wrapped(site).add_bank(key, bank)
-            kind.banks[site.name] = bank
-            if form.parallel:
-                reads = self.model.get_submodule(f"{site.layer_path}.{site.place.reads}")
-                hook = functools.partial(remember_input, self.bound, site.name)
-                kind.handles.append(reads.register_forward_pre_hook(hook, with_kwargs=True))
-        return kind
-
-    def _norm_kind(self, scope: str) -> Kind:
-        key = f"norms_{scope}"
-        if key in self.kinds:
-            return self.kinds[key]
-        kind = self.kinds[key] = Kind(key)
-        prefix = base_prefix(self.model)
-        layers = tuple(f"{site.layer_path}." for site in self.backbone.sites)
-        for path in self.backbone.norms:
-            inner = path.removeprefix(prefix)
-            fixed = inner in self.family.fixed_norms
-            if not path.startswith(prefix) or fixed or (scope == "layers" and not path.startswith(layers)):
-                continue
-            if path not in self.backbone.wrappers:
-                module = self.model.get_submodule(path)
-                self.backbone.wrap(path, NormSite(module, self, self.family.norm_offset))
-            bank = NormBank(self.backbone.wrappers[path].base, shared=scope == "shared")
-            self.backbone.wrappers[path].add_bank(key, bank)
-            kind.banks[f"norm.{inner}"] = bank
-        return kind
-
-    def _head_kind(self, method: Method, head: Head) -> Kind:
-        hidden = method.hidden if isinstance(method, HeadOnly) else None
-        group = head.kind if head.per_token else "pooled"
-        pooling = "" if head.per_token else str(method.pooling)
-        key = kind_key(f"{group}{pooling}", hidden, method.head_dropout)
-        if key in self.head_kinds:
-            return self.head_kinds[key]
-        kind = HeadsKind(key, per_token=head.per_token, spans=head.kind == "spans", pooling=pooling)
-        last = list(self.base_model.parameters())[-1]
-        bank = HeadBank(self.width, hidden, method.head_dropout, head.width, last.device, float_dtype(last))
-        if not hasattr(self.model, HEADS):
-            self.model.add_module(HEADS, nn.ModuleDict())
-        getattr(self.model, HEADS).add_module(key, bank.train(self.model.training))
-        kind.banks["head"] = bank
-        self.kinds[key] = self.head_kinds[key] = kind
-        return kind
-
-    def _fresh_weights(
-        self, method: Method, plan: Sequence[tuple[Kind, int]], generator: torch.Generator
-    ) -> dict[str, Tensor]:
-        """Initial weights, by name on disk: near-identity adapters, the backbone's own norms, a small head."""
-        weights: dict[str, Tensor] = {}
-        for kind, size in plan:
-            if isinstance(kind, HyperKind):
-                assert isinstance(method, HyperFormer)
-                hypernet = kind.shared_bank
-                new = not kind.slots.of
-                values = fresh_hypernet(hypernet.plan, method.init_std, generator) if new else hypernet.read(0, 0)
-                weights |= {f"{HYPERNET}.{name}": value for name, value in values.items()}
-                weights["task.embedding"] = torch.randn(method.task_dim, generator=generator)
-                continue
-            for site, bank in kind.banks.items():
-                if isinstance(bank, AdapterBank):
-                    assert isinstance(method, Adapter)
-                    values = fresh_bottleneck(self.width, size, bank.form, method.init_std, generator)
-                elif isinstance(bank, HeadBank):
-                    values = fresh_head(bank.layout, size, generator)
-                else:
-                    values = bank.read(0, 0)
-                together = kind.slots.trained
-                if together:  # a newcomer joins in what those being trained share
-                    joint = bank.read(kind.slots.of[together[0]], kind.slots.size[together[0]])
-                    values |= {name: joint[name] for name, weight in bank.weights.items() if weight.shared}
-                weights |= {f"{site}.{name}": value for name, value in values.items()}
-        return weights
+        return self.banks.width
 
     def _weights_like(
         self, name: str, like: str, plan: Sequence[tuple[Kind, int]], head: Head | None
@@ -551,13 +388,8 @@ class Grafts:
         self.train([])
         for kind in self.kinds.values():
             kind.slots = Slots()
-        self._discard_empty_kinds()
+        self.banks.discard_empty()
         model._modules.pop(TASKS)
         self.backbone.give_back(restore)
         for attribute in ("taskgraft", "forward", "generate", "accepts_loss_kwargs"):
             model.__dict__.pop(attribute, None)
-
-
-def remember_input(bound: Bound, site: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """A routing hook: what the sub-layer reads is what its parallel adapter reads."""
-    bound.inputs[site] = args[0] if args else kwargs["hidden_states"]

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from taskgraft.backbones.banks import HEADS
 from taskgraft.backbones.frozen import base_prefix
-from taskgraft.backbones.insert import HEADS
 from taskgraft.errors import GraftError
 
 # Settings that leave the hidden states of the headless model as they are: labels and heads, dropout and initial
