@@ -27,7 +27,7 @@ from families import T5
 PLUS, MINUS = [f"plus{i}" for i in range(6)], [f"minus{i}" for i in range(6)]
 PLAIN = [f"word{i}" for i in range(12)]
 WORDS = ["<pad>", "</s>", "<unk>", *PLUS, *MINUS, *PLAIN, *"0123456789", "text:"]
-CHANCE, LEARNED, MARGIN = 0.5, 0.95, 0.1
+CHANCE, LEARNED, MARGIN = 0.5, 0.9, 0.05
 SEEDS = range(5)
 
 
