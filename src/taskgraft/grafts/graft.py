@@ -282,30 +282,34 @@ def size_on_disk(name: str, folder: Path, tensors: str, record: Mapping[str, Any
         found = path.stat().st_size
         size = sum(file.stat().st_size for file in folder.iterdir())
     if found != record["tensors"]["bytes"]:
-        raise GraftError(not_as_written(name, found, record))
+        raise GraftError(not_as_written(name, tensors, found, record))
     return size
 
 
 def read_graft(name: str, folder: Path) -> Graft:
     """Both files of a folder, checked: nothing of a graft that is not whole gets past here."""
     record = read_record(name, folder)
-    with explained(name, folder, TENSORS) as path:
+    return Graft.from_json(name, record, read_tensors(name, folder, TENSORS, record))
+
+
+def read_tensors(name: str, folder: Path, file: str, record: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The tensors of a folder, once they are known to be those that its record was written with."""
+    with explained(name, folder, file) as path:
         data = path.read_bytes()
     if data.startswith((b"\x80", b"PK")) and not begins_like_safetensors(data):
-        raise GraftError(f"{TENSORS} of graft {name!r} is a pickle: {NEVER_PICKLES}")
+        raise GraftError(f"{file} of graft {name!r} is a pickle: {NEVER_PICKLES}")
     stated = record["tensors"]
     if len(data) != stated["bytes"] or hashlib.sha256(data).hexdigest() != stated["sha256"]:
-        raise GraftError(not_as_written(name, len(data), record))
+        raise GraftError(not_as_written(name, file, len(data), record))
     try:
-        tensors = safetensors.torch.load(data)
+        return safetensors.torch.load(data)
     except SafetensorError as error:
-        raise GraftError(f"{TENSORS} of graft {name!r} is not a safetensors file ({error}): {AGAIN}.") from error
-    return Graft.from_json(name, record, tensors)
+        raise GraftError(f"{file} of graft {name!r} is not a safetensors file ({error}): {AGAIN}.") from error
 
 
-def not_as_written(name: str, size: int, record: Mapping[str, Any]) -> str:
+def not_as_written(name: str, file: str, size: int, record: Mapping[str, Any]) -> str:
     seen = f"{size} bytes, {record['tensors']['bytes']} were written"
-    return f"{record['tensors']['file']} of {name!r} was truncated or changed since it was written ({seen}): {AGAIN}."
+    return f"{file} of graft {name!r} was truncated or changed since it was written ({seen}): {AGAIN}."
 
 
 def begins_like_safetensors(data: bytes) -> bool:

@@ -17,7 +17,6 @@ from typing import Any
 
 import safetensors.torch
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 from taskgraft.backbones import api
@@ -28,14 +27,13 @@ from taskgraft.grafts.graft import (
     FORMAT,
     STATE,
     Graft,
-    explained,
     head_from_json,
     identity,
     materialise,
-    not_as_written,
     now,
     package_versions,
     read_record,
+    read_tensors,
 )
 from taskgraft.grafts.graft import NEEDED as NEEDED_OF_ONE
 from taskgraft.methods import Method, method_from_json
@@ -306,13 +304,8 @@ def read_joint_record(name: str, folder: Path) -> dict[str, Any]:
 def read_joint(name: str, folder: Path) -> Joint:
     """Both files of a folder, checked."""
     record = read_joint_record(name, folder)
-    stated = record["tensors"]
-    with explained(name, folder, TENSORS) as path:
-        data = path.read_bytes()
-    if len(data) != stated["bytes"] or hashlib.sha256(data).hexdigest() != stated["sha256"]:
-        raise GraftError(not_as_written(name, len(data), record))
+    tensors = read_tensors(name, folder, TENSORS, record)
     try:
-        tensors = safetensors.torch.load(data)
         tasks = {
             task: Member(
                 method_from_json(member["method"]), head_from_json(member["head"]), member["task"], member["metrics"]
@@ -320,5 +313,5 @@ def read_joint(name: str, folder: Path) -> Joint:
             for task, member in record["tasks"].items()
         }
         return Joint(tasks, tensors, **{key: record[key] for key in ("backbone", "metrics", "training", "created")})
-    except (SafetensorError, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise GraftError(f"the files of {name!r} do not hold tasks trained together ({error}): {AGAIN}.") from error
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise GraftError(f"{RECORD} of {name!r} does not hold tasks trained together ({error}): {AGAIN}.") from error
