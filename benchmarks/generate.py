@@ -46,11 +46,11 @@ def main() -> None:
     before = os.getloadavg()[0]
     names = [f"task{i}" for i in range(TASKS)]
     rows = [names[row % TASKS] for row in range(ROWS)]
-    bare = tg.load_backbone(arguments.backbone).model
-    hyper = tg.load_backbone(arguments.backbone).model
+    bare = tg.load_backbone(arguments.backbone, dtype=torch.float32).model
+    hyper = tg.load_backbone(arguments.backbone, dtype=torch.float32).model
     perturbed(tg.graft(hyper, tg.HyperFormer(shared=True, reduction=32), names))
     tg.train_only(hyper, [])
-    plain = tg.load_backbone(arguments.backbone).model
+    plain = tg.load_backbone(arguments.backbone, dtype=torch.float32).model
     for name in names:
         tg.add_graft(plain, tg.materialise(hyper, name))
     ids = torch.randint(10, bare.config.vocab_size - 200, (ROWS, LENGTH), generator=torch.Generator().manual_seed(1))
