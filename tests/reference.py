@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from taskgraft.nn.bottleneck import ACTIVATIONS, Form
+from taskgraft.nn.rows import RowIndex, Slots
 
 
 def one_row(x: Tensor, w: dict[str, Tensor], form: Form, x_in: Tensor) -> Tensor:
@@ -29,3 +32,11 @@ def one_row(x: Tensor, w: dict[str, Tensor], form: Form, x_in: Tensor) -> Tensor
     branch = norm(branch, "after") if form.norm_after else branch
     branch = form.scaling * branch
     return x * (1 + branch) if form.multiplicative else x + branch
+
+
+def row_index(slots: Slots, names: Sequence[str | None]) -> RowIndex | None:
+    """Where the weights of these rows lie in the banks of one kind."""
+    lookup = slots.look_up(names)
+    if lookup is None:
+        return None
+    return lookup.index(torch.tensor(values) for values in lookup.lists if values is not None)

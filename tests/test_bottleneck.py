@@ -16,7 +16,7 @@ from taskgraft.nn.bank import AdapterBank, bottleneck_layout, fresh_bottleneck
 from taskgraft.nn.bottleneck import ACTIVATIONS, NONZERO_AT_ZERO, Form, bottleneck
 from taskgraft.nn.rows import Route, Slots
 
-from reference import one_row
+from reference import one_row, row_index
 
 D = 12
 
@@ -54,7 +54,7 @@ def test_a_bank_equals_the_equations_row_by_row(form: Form, sizes: list[int], da
         weights[name] = random_weights(size, form, number)
         bank.write(slots.take(name, size), weights[name])
     x, x_in = torch.randn(len(rows), 3, D).double(), torch.randn(len(rows), 3, D).double()
-    index = slots.index(rows, torch.device("cpu"))
+    index = row_index(slots, rows)
     if index is None:
         assert set(rows) == {None}
         return
@@ -109,7 +109,7 @@ def test_batch_norm_inside_trains_by_its_own_tasks_rows() -> None:
     before = bank.inside_mean.clone()
 
     def forward(names: list[str | None], x: Tensor, again: bool = False) -> Tensor:
-        index = slots.index(names, torch.device("cpu"))
+        index = row_index(slots, names)
         assert index is not None
         result: Tensor = bank(x, index, Route(tuple(names), len(names), {}, recomputing=again), None)
         return result

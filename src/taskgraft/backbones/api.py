@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from taskgraft.backbones.insert import Grafts
 from taskgraft.errors import GraftError
 from taskgraft.methods import Method
 from taskgraft.nn.heads import Head
-from taskgraft.nn.rows import bind
+from taskgraft.nn.rows import Kernel, bind
 
 Tasks = Sequence[str] | Mapping[str, "Head | int | Sequence[str] | None"]
 
@@ -108,6 +108,19 @@ def rows(model: Any, names: Sequence[str | None] | str | None, *, lengths: Seque
     """
     grafts = grafts_of(model)
     return bind(grafts.bound, grafts.route_of(names, lengths))
+
+
+def use_kernels(model: Any, kernel: Kernel) -> None:
+    """Choose what computes the bottlenecks and norms of a model: "triton", "eager" (the reference), or "auto".
+
+    "auto" takes the kernels on a GPU wherever they have the form; `tg.describe` shows which it is. Rows that are
+    already named keep what they have.
+    """
+    if kernel not in get_args(Kernel):
+        raise GraftError(f"kernel {kernel!r} is unknown: use {', '.join(get_args(Kernel))}.")
+    grafts = grafts_of(model)
+    grafts.kernel = kernel
+    grafts.refresh()
 
 
 def task_ids(model: Any, names: Sequence[str | None]) -> Tensor:

@@ -13,14 +13,13 @@ from taskgraft.backbones.count import form_of, size_of
 from taskgraft.backbones.insert import Grafts
 from taskgraft.backbones.kinds import HyperKind, Kind
 from taskgraft.methods import Adapter, HyperFormer, Method
-from taskgraft.nn.bank import Bank
-from taskgraft.nn.bottleneck import bottleneck, kernel_for
+from taskgraft.nn.bottleneck import Form, bottleneck, has_triton, kernel_for
 
 
 def describe(model: Any) -> str:
     """A readable table of a grafted model: its tasks, its sites, the kernel in use, and what is trained of what."""
     grafts = grafts_of(model)
-    added = {id(p) for kind in grafts.kinds.values() for bank in banks_of(kind) for p in bank.parameters()}
+    added = {id(p) for kind in grafts.kinds.values() for bank in kind.all_banks for p in bank.parameters()}
     backbone = sum(p.numel() for p in model.parameters() if id(p) not in added)
     lines = [f"{type(model).__name__} ({model.config.model_type}), {backbone:,} parameters, frozen"]
     if not grafts.tasks:
@@ -41,17 +40,13 @@ def describe(model: Any) -> str:
     return "\n".join(lines)
 
 
-def banks_of(kind: Kind) -> list[Bank]:
-    return [*kind.banks.values(), *([kind.shared_bank] if isinstance(kind, HyperKind) else [])]
-
-
 def trained_parameters(grafts: Grafts, task: str) -> int:
     """The parameters of one task in their true sizes, padding left out, with all that it shares."""
     entry = grafts.tasks[task]
     total = 0
     for key in entry.kinds:
         kind = grafts.kinds[key]
-        for bank in banks_of(kind):
+        for bank in kind.all_banks:
             total += sum(size_of(bank.layout(kind.slots.size[task]), shared) for shared in (True, False))
     return total + sum(p.numel() for p in grafts.backbone.parameters_of(entry.method).values())
 
@@ -135,7 +130,6 @@ def _sites(grafts: Grafts) -> list[list[str]]:
         for key in task.kinds[:1]
     }
     places: dict[tuple[str, str], list[int]] = {}
-    example = torch.empty(0, device=grafts.device)
     kinds: dict[tuple[str, str], set[str]] = {}
     orders: dict[tuple[str, str], str] = {}
     for site in grafts.backbone.sites:
@@ -148,7 +142,7 @@ def _sites(grafts: Grafts) -> list[list[str]]:
     table = []
     for (stack, place), layers in places.items():
         here = kinds[stack, place]
-        kernel = ", ".join(sorted({kernel_for(example, forms[key]) for key in here}))
+        kernel = ", ".join(sorted({kernel_of(grafts, key, forms[key]) for key in here}))
         order = orders[stack, place]
         if all(forms[key].parallel for key in here):
             order += ", parallel"
@@ -160,11 +154,17 @@ def _sites(grafts: Grafts) -> list[list[str]]:
                 "norms",
                 f"{len(norms)}",
                 "in place",
-                "eager",
+                "triton" if grafts.device.type == "cuda" and grafts.kernel != "eager" and has_triton() else "eager",
                 ", ".join(sorted(k for k in grafts.kinds if k.startswith("norms_"))),
             ]
         )
     return table
+
+
+def kernel_of(grafts: Grafts, key: str, form: Form) -> str:
+    """What computes the bottlenecks of a kind."""
+    sizes = grafts.kinds[key].slots.sizes
+    return kernel_for(grafts.device, grafts.dtype, form, grafts.width, max(sizes), choice=grafts.kernel)
 
 
 def _dropout(grafts: Grafts) -> str:

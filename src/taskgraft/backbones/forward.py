@@ -266,7 +266,7 @@ def loss(
     if reduction not in ("mean", "sum", "none"):
         raise GraftError(f"reduction={reduction!r} is unknown: use mean, sum or none.")
     grafts: Grafts = model.taskgraft
-    route = grafts.route() if rows is None else grafts.route_of(rows)
+    route = grafts.route() if rows is None else grafts.draft_of(rows)
     some = output.logits if output.logits is not None else output.token_logits
     if some is None:
         raise GraftError("this output has no logits of a task's head, so there is nothing to compute a loss from.")

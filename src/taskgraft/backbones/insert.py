@@ -6,8 +6,8 @@ import inspect
 import threading
 import types
 import weakref
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,14 +16,17 @@ from torch import Tensor
 from taskgraft.backbones.banks import Banks
 from taskgraft.backbones.checkpoint import TASKS, TrainedTasks
 from taskgraft.backbones.forward import grafted_forward, grafted_generate
-from taskgraft.backbones.frozen import own_head, top_layer_parameters
-from taskgraft.backbones.kinds import HyperKind, Kind, check_weights
+from taskgraft.backbones.frozen import own_head
+from taskgraft.backbones.join import install_joins, remove_joins
+from taskgraft.backbones.kinds import HyperKind, check_weights, weights_like
+from taskgraft.backbones.resolve import resolved
 from taskgraft.backbones.sites import Family, family_of
 from taskgraft.errors import GraftError
-from taskgraft.methods import Adapter, HyperFormer, Method, TopLayers
+from taskgraft.methods import HyperFormer, Method
 from taskgraft.names import check_task_name
+from taskgraft.nn.bank import AdapterBank, Place
 from taskgraft.nn.heads import Head
-from taskgraft.nn.rows import Bound, Generated, Packing, Route, RowIndex, Slots
+from taskgraft.nn.rows import Bound, Draft, Generated, Kernel, Packing, Route, Slots
 
 ROUTES = threading.Lock()  # threads name rows while others change tasks
 
@@ -56,6 +59,8 @@ class Grafts:
         self.trained: list[str] = []
         self.trains_shared = True  # whether what the trained tasks share is trained with them
         self.generation = 0  # how often the trained tasks have changed, and their Parameters with them
+        self.kernel: Kernel = "auto"  # what computes bottlenecks and norms
+        self.graphed: Any = None  # the `Graphed` through which this model is called now, if it is
         self.bound = Bound()
         self._routes: weakref.WeakSet[Route] = weakref.WeakSet()
         self._numbers = 0
@@ -81,28 +86,27 @@ class Grafts:
         return self._alone
 
     def route_of(self, names: Sequence[str | None] | str | None, lengths: Sequence[int] | None = None) -> Route:
+        """Where the weights of these rows lie: looked up on the host, and sent to the device in one transfer."""
+        draft, packing = self.draft_of(names), None
+        if lengths is not None:
+            if len(lengths) != len(draft.names):
+                raise GraftError(f"{len(lengths)} lengths were given for {len(draft.names)} rows.")
+            packing = Packing.of(lengths, self.device)
+        return self.issued(draft.route(draft.flat().to(self.device, non_blocking=True), packing))
+
+    def draft_of(self, names: Sequence[str | None] | str | None) -> Draft:
         every_row = names is None or isinstance(names, str)
         listed: tuple[str | None, ...] = (names,) if names is None or isinstance(names, str) else tuple(names)
-        for name in listed:
+        for name in dict.fromkeys(listed):
             if name is not None and name not in self.tasks:
                 known = ", ".join(sorted(self.tasks)) or "none"
                 raise GraftError(f"task {name!r} is not on this model: it carries {known}.")
         if not listed:
             raise GraftError("rows are empty: name one task (or None) for each row of the batch.")
-        device = self.device
-        packing = None
-        if lengths is not None:
-            if len(lengths) != len(listed):
-                raise GraftError(f"{len(lengths)} lengths were given for {len(listed)} rows.")
-            packing = Packing.of(lengths, device)
-        kinds: dict[str, RowIndex] = {}
-        for key, kind in self.kinds.items():
-            index = kind.slots.index(listed, device)
-            if index is not None:
-                kinds[key] = index
-        made = {key: kind.rows(listed, device) for key, kind in self.hyper_kinds.items() if key in kinds}
-        length = None if every_row else len(listed)
-        return self.issued(Route(listed, length, kinds, packing=packing, generated_rows=made))
+        found = {key: kind.slots.look_up(listed) for key, kind in self.kinds.items()}
+        kinds = {key: lookup for key, lookup in found.items() if lookup is not None}
+        made = {key: kind.rows(listed) for key, kind in self.hyper_kinds.items() if key in kinds}
+        return Draft(listed, None if every_row else len(listed), kinds, made, self.kernel)
 
     def generated(self, route: Route) -> Generated:
         """What hypernetworks generate for the rows of a route, by kind."""
@@ -128,7 +132,7 @@ class Grafts:
             raise GraftError(f"task_ids {unknown} are of no task on this model: tg.task_ids gives those of names.")
         return [numbers[i] for i in ids]
 
-    def names_in(self, route: Route, rows: int) -> tuple[str | None, ...]:
+    def names_in(self, route: Route | Draft, rows: int) -> tuple[str | None, ...]:
         """The task of each row of an output."""
         names = route.names * rows if route.length is None else route.names
         if len(names) != rows:
@@ -142,6 +146,22 @@ class Grafts:
     def device(self) -> torch.device:
         device: torch.device = next(self.model.parameters()).device
         return device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the backbone, and so of new banks."""
+        dtype: torch.dtype = self.model.dtype
+        return dtype
+
+    @property
+    def layout(self) -> tuple[object, ...]:
+        """Where all weights lie: what was recorded with another layout is void."""
+        return tuple(bank.place for kind in self.kinds.values() for bank in kind.all_banks)
+
+    def has_batch_norm(self, kinds: Iterable[str]) -> bool:
+        """Whether rows of these kinds go through a batch norm, whose statistics change from call to call."""
+        banks = [bank for key in kinds for bank in self.kinds[key].banks.values()]
+        return any(isinstance(bank, AdapterBank) and bank.form.norm_inside == "batch" for bank in banks)
 
     # -- tasks
 
@@ -166,13 +186,13 @@ class Grafts:
         self.check_company(name, method)
         if like is not None:
             company = self.require(like).company
-        method = self._resolve(method, head)
+        method = resolved(method, head, self.backbone)
         try:
             plan = self.banks.plan(method, head, company)
             if weights is None:
                 weights = self.banks.fresh_weights(method, plan, torch.Generator().manual_seed(seed))
                 if like is not None:
-                    weights |= self._weights_like(name, like, plan, head)
+                    weights |= weights_like(name, like, self.tasks[like].method, plan, head == self.tasks[like].head)
                     check_weights(name, plan, weights)
             else:
                 check_weights(name, plan, weights)
@@ -187,7 +207,7 @@ class Grafts:
             self.model.accepts_loss_kwargs = False  # transformers.Trainer: our loss is a mean over rows
         self._numbers += 1
         self.tasks[name] = GraftedTask(method, head, tuple(kind.key for kind, _ in plan), self._numbers, company)
-        self._refresh()
+        self.refresh()
 
     def remove(self, name: str) -> None:
         self.require(name)
@@ -199,7 +219,26 @@ class Grafts:
         self.banks.discard_empty()
         if not any(task.method.trains_backbone for task in self.tasks.values()):
             self.backbone.restore()
-        self._refresh()
+        self.refresh()
+
+    def swap(self, old: str, new: str, method: Method, head: Head | None, seed: int = 0) -> None:
+        """Put a task of the same kinds where one that is being trained was: the Parameters and their memory stay."""
+        check_task_name(new)
+        before, method = self.require(old), resolved(method, head, self.backbone)
+        plan = self.banks.plan(method, head, before.company)
+        kinds = tuple(kind.key for kind, _ in plan)
+        if new in self.tasks or kinds != before.kinds or before.method.backbone_dropout != method.backbone_dropout:
+            self.banks.discard_empty()
+            raise GraftError(f"task {new!r} cannot take the place of {old!r}: it needs another, or is there already.")
+        weights = self.banks.fresh_weights(method, plan, torch.Generator().manual_seed(seed))
+        self._expire({old})
+        for kind, size in plan:
+            kind.swap(old, new, size, weights)
+        del self.tasks[old]
+        self._numbers += 1
+        self.tasks[new] = GraftedTask(method, head, kinds, self._numbers, before.company)
+        self.trained[self.trained.index(old)] = new
+        self.refresh()
 
     def train(self, names: Sequence[str], shared: bool = True) -> None:
         """Make exactly these tasks the trained ones. What was trained before is put to rest, to the bit.
@@ -242,7 +281,7 @@ class Grafts:
         self.trained, self.trains_shared = list(names), shared
         self.backbone.set_dropout(on=not methods or methods[0].backbone_dropout)
         self.backbone.train(methods)
-        self._refresh()
+        self.refresh()
 
     @staticmethod
     def check_trained_together(methods: Sequence[Method]) -> None:
@@ -256,6 +295,11 @@ class Grafts:
         for key in task.kinds:
             values |= self.kinds[key].read(name)
         return values
+
+    def places(self, name: str) -> dict[str, Place]:
+        """Where the weights of a task lie that is being trained, by their names on disk."""
+        kinds = [self.kinds[key] for key in self.require(name).kinds]
+        return {tensor: place for kind in kinds for tensor, place in kind.places(name).items()}
 
     def written_out(self, name: str) -> tuple[Method, dict[str, Tensor]]:
         """A task as a graft that needs no other: its method and weights, with all that a hypernetwork generates."""
@@ -288,6 +332,14 @@ class Grafts:
 
     # -- what a task needs
 
+    def needs(self, method: Method, head: Head | None) -> dict[str, int]:
+        """The kinds of banks that a task would lie in, and its size in each."""
+        try:
+            plan = self.banks.plan(resolved(method, head, self.backbone), head, company="")
+        finally:
+            self.banks.discard_empty()
+        return {kind.key: size for kind, size in plan}
+
     def check_company(self, name: str, method: Method) -> None:
         first = next(iter(self.tasks.values()), None)
         if first is None or not (first.method.trains_backbone or method.trains_backbone):
@@ -299,75 +351,17 @@ class Grafts:
                 "on it together."
             )
 
-    def _resolve(self, method: Method, head: Head | None) -> Method:
-        """The method with everything that depends on this backbone made explicit, or the reason why it cannot be."""
-        d = self.width
-        if isinstance(method, (Adapter, HyperFormer)):
-            method.bottleneck_size(d)
-        if isinstance(method, Adapter):
-            depth = max(site.layer for site in self.backbone.sites) + 1
-            beyond = [layer for layer in method.layers or () if not 0 <= layer < depth]
-            if beyond:
-                raise GraftError(f"layers {beyond} do not exist: this backbone has layers 0 to {depth - 1}.")
-        if isinstance(method, TopLayers):
-            top_layer_parameters(self.model, self.family, method.k)
-        if head is None:
-            return method
-        if self.model.config.is_encoder_decoder and any(
-            site.name.startswith("decoder") for site in self.backbone.sites
-        ):
-            raise GraftError(
-                f"{type(self.model).__name__} writes text, so its tasks have no heads: leave the labels out, "
-                "or graft the encoder alone (T5EncoderModel)."
-            )
-        if head.per_token:
-            return method
-        if method.pooling is None:
-            return replace(method, pooling="last" if self.family.is_decoder else "mean")
-        if method.pooling == "pooler":
-            self._check_pooler()
-        return method
-
-    def _check_pooler(self) -> None:
-        pooler = getattr(self.base_model, "pooler", None)
-        name = type(self.base_model).__name__
-        if pooler is None:
-            raise GraftError(f"{name} has no pooler: use pooling='cls', 'mean' or 'last'.")
-        loaded = [getattr(p, "_is_hf_initialized", False) for p in self.model.parameters()]
-        if any(loaded) and not all(getattr(p, "_is_hf_initialized", False) for p in pooler.parameters()):
-            raise GraftError(
-                f"the pooler of this {name} was not in its checkpoint, so its weights are random and frozen: "
-                "use pooling='cls', 'mean' or 'last'."
-            )
-
     @property
     def width(self) -> int:
         return self.banks.width
 
-    def _weights_like(
-        self, name: str, like: str, plan: Sequence[tuple[Kind, int]], head: Head | None
-    ) -> dict[str, Tensor]:
-        """Another task's weights, as far as a newcomer can start from them: not its head, unless it is the same."""
-        other, found = self.require(like), dict[str, Tensor]()
-        for kind, size in plan:
-            if kind.key in self.head_kinds:
-                if head == other.head and kind.key in other.kinds:
-                    found |= kind.read(like)
-            elif kind.key not in other.kinds or kind.slots.size[like] != size:
-                raise GraftError(
-                    f"task {name!r} cannot start from {like!r}, whose method is another: {other.method}; "
-                    "give it that one."
-                )
-            else:
-                found |= kind.read(like)
-        return found
-
     def follow_device(self) -> None:
         """The model may have moved since the route of its only task was made."""
         if self._alone is not None and self._alone_on != self.device:
-            self._refresh()
+            self.refresh()
 
-    def _refresh(self) -> None:
+    def refresh(self) -> None:
+        """Name the rows of a model that carries one task, or none, anew."""
         self._alone_on = self.device
         only = next(iter(self.tasks)) if len(self.tasks) == 1 else None
         self._alone = self.route_of(only) if only is not None or not self.tasks else None
@@ -379,6 +373,7 @@ class Grafts:
         model.requires_grad_(False)
         model.taskgraft = self
         model.add_module(TASKS, TrainedTasks(self))
+        install_joins(self)
         model.forward = types.MethodType(grafted_forward(type(model).forward), model)
         if callable(getattr(model, "generate", None)):
             model.generate = types.MethodType(grafted_generate(type(model).generate), model)
@@ -390,6 +385,7 @@ class Grafts:
             kind.slots = Slots()
         self.banks.discard_empty()
         model._modules.pop(TASKS)
+        remove_joins(self)
         self.backbone.give_back(restore)
         for attribute in ("taskgraft", "forward", "generate", "accepts_loss_kwargs"):
             model.__dict__.pop(attribute, None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from taskgraft.errors import GraftError
-from taskgraft.nn.bank import Bank
+from taskgraft.methods import Method
+from taskgraft.nn.bank import Bank, Place
 from taskgraft.nn.hypernet import HypernetBank, Sites, embeddings_of
-from taskgraft.nn.rows import GeneratedRows, Slots
+from taskgraft.nn.rows import Draft, GeneratedLookup, GeneratedRows, Slots
 
 HYPERNET = "hypernet"  # what its tensors' names begin with on disk
 
@@ -29,18 +30,27 @@ class Kind:
     handles: list[Any] = field(default_factory=list)  # hooks that tell parallel adapters what their sub-layer reads
     trains_shared: bool = True
 
-    def width_for(self, size: int) -> int:
-        """The padded size of the banks: the size itself while all are equal, else a power of two (heads: largest)."""
-        sizes = self.slots.sizes | {size}
-        widest = max(sizes)
-        return widest if len(sizes) == 1 or self.exact_width else 1 << (widest - 1).bit_length()
+    @property
+    def all_banks(self) -> list[Bank]:
+        """Its banks, with what its tasks share."""
+        return list(self.banks.values())
 
-    def add(self, task: str, size: int, weights: Mapping[str, Tensor]) -> None:
-        width = self.width_for(size)
-        slot = self.slots.take(task, size)
-        for name, bank in self.banks.items():
+    def reserve(self, sizes: Iterable[int]) -> None:
+        """Make the banks as wide as tasks of these sizes need them, beside those that are there.
+
+        That is the size itself while all are equal, else a power of two (heads: the largest).
+        """
+        all_sizes = self.slots.sizes | set(sizes)
+        widest = max(all_sizes)
+        width = widest if len(all_sizes) == 1 or self.exact_width else 1 << (widest - 1).bit_length()
+        for bank in self.banks.values():
             if width > bank.width:
                 bank.widen(width)
+
+    def add(self, task: str, size: int, weights: Mapping[str, Tensor]) -> None:
+        self.reserve([size])
+        slot = self.slots.take(task, size)
+        for name, bank in self.banks.items():
             bank.write(slot, {tensor: weights[f"{name}.{tensor}"] for tensor in bank.weights})
 
     def check_given(self, task: str, weights: Mapping[str, Tensor]) -> None:
@@ -83,6 +93,25 @@ class Kind:
             bank.train_slots([self.slots.of[task] for task in mine], shared)
         self.slots.trained, self.trains_shared = mine, shared
 
+    def swap(self, old: str, new: str, size: int, weights: Mapping[str, Tensor]) -> None:
+        """Give the place of a task that is being trained to another, with weights of its own; nothing moves."""
+        place = self.slots.trained.index(old)
+        self.slots.release(old)
+        slot = self.slots.take(new, size)  # the one that was just released
+        self.slots.trained[place] = new
+        for name, bank in self.banks.items():
+            assert size <= bank.width, "room for all that come is made when the first do"
+            bank.swap_trained(slot, {tensor: weights[f"{name}.{tensor}"] for tensor in bank.weights})
+
+    def places(self, task: str) -> dict[str, Place]:
+        """Where the weights of a task lie that is being trained, by their names on disk."""
+        slot, size = self.slots.of[task], self.slots.size[task]
+        return {
+            f"{name}.{tensor}": place
+            for name, bank in self.banks.items()
+            for tensor, place in bank.places(slot, size).items()
+        }
+
     def read(self, task: str) -> dict[str, Tensor]:
         slot, size = self.slots.of[task], self.slots.size[task]
         return {
@@ -102,6 +131,10 @@ class HyperKind(Kind):
     def shared_bank(self) -> HypernetBank:
         assert self.hypernet is not None
         return self.hypernet
+
+    @property
+    def all_banks(self) -> list[Bank]:
+        return [*self.banks.values(), self.shared_bank]
 
     def add(self, task: str, size: int, weights: Mapping[str, Tensor]) -> None:
         if not self.slots.of:
@@ -146,16 +179,16 @@ class HyperKind(Kind):
         hypernet = self.shared_bank.read(0, 0)
         return super().read(task) | {f"{HYPERNET}.{name}": value for name, value in hypernet.items()}
 
-    def rows(self, names: Sequence[str | None], device: torch.device) -> GeneratedRows:
+    def rows(self, names: Sequence[str | None]) -> GeneratedLookup:
         """Which tasks of a batch are generated, and each row's place among them."""
         present = list(dict.fromkeys(names))
         mine = [name for name in present if name in self.slots.of]
-        tasks = self.slots.index(mine, device)
+        tasks = self.slots.look_up(mine)
         assert tasks is not None
         blank = len(mine) < len(present)
         place: dict[str | None, int] = {name: number + blank for number, name in enumerate(mine)}
         listed = names[:1] if len(present) == 1 else names
-        return GeneratedRows(tasks, torch.tensor([place.get(name, 0) for name in listed], device=device), blank)
+        return GeneratedLookup(tasks, [place.get(name, 0) for name in listed], blank)
 
     def generate(self, rows: GeneratedRows) -> Sites:
         return self.shared_bank.generate(embeddings_of(self.banks["task"], rows.tasks), rows.blank)
@@ -163,7 +196,8 @@ class HyperKind(Kind):
     @torch.no_grad()
     def written_out(self, task: str, device: torch.device) -> dict[str, Tensor]:
         """A task's generated weights, by the names that those of a plain adapter have on disk."""
-        made = self.generate(self.rows([task], device))
+        draft = Draft((task,), None, {}, {self.key: self.rows([task])}, "auto")
+        made = self.generate(draft.route(draft.flat().to(device)).generated_rows[self.key])
         return {f"{site}.{name}": value[0].clone() for site, parts in made.items() for name, value in parts.items()}
 
 
@@ -198,6 +232,24 @@ def check_weights(name: str, plan: Sequence[tuple[Kind, int]], weights: Mapping[
                 f"{tensor} of {name!r} has shape {tuple(weights[tensor].shape)}, "
                 f"but this backbone and method need {shape}."
             )
+
+
+def weights_like(
+    name: str, like: str, method: Method, plan: Sequence[tuple[Kind, int]], same_head: bool
+) -> dict[str, Tensor]:
+    """Another task's weights, as far as a newcomer can start from them: not its head, unless it is the same."""
+    found: dict[str, Tensor] = {}
+    for kind, size in plan:
+        if isinstance(kind, HeadsKind):
+            if same_head and like in kind.slots.of:
+                found |= kind.read(like)
+        elif kind.slots.size.get(like) != size:
+            raise GraftError(
+                f"task {name!r} cannot start from {like!r}, whose method is another: {method}; give it that one."
+            )
+        else:
+            found |= kind.read(like)
+    return found
 
 
 def kind_key(readable: str, *parts: Any) -> str:

@@ -50,6 +50,7 @@ class Family:
     fixed_norms: tuple[str, ...] = ()  # norms that never see a row of the batch, so they cannot differ by task
     is_decoder: bool = False
     is_encoder_decoder: bool = False
+    joins: tuple[str, ...] = ()  # modules of a layer whose forward is `LayerNorm(dropout(dense(x)) + residual)`
 
 
 @dataclass(frozen=True)
@@ -76,29 +77,38 @@ def _qk_norms(config: Config) -> int:
 
 
 def _encoder(
-    attention: Place, feedforward: Place, layers: str = r"encoder\.layer", outer: Callable[[Config], int] | None = None
+    attention: Place,
+    feedforward: Place,
+    layers: str = r"encoder\.layer",
+    outer: Callable[[Config], int] | None = None,
+    joins: tuple[str, ...] = (),
 ) -> Family:
     stack = Stack("encoder", layers, {"attention": attention, "feedforward": feedforward}, _layers, _per_layer(2))
-    return Family((stack,), outer or (lambda c: 2 * int(c.hidden_size)))
+    return Family((stack,), outer or (lambda c: 2 * int(c.hidden_size)), joins=joins)
 
 
 BERT = _encoder(
     Place("attention.output.dropout", "attention", "after dropout"),
     Place("output.dropout", "intermediate", "after dropout"),
+    joins=("attention.output", "output"),
 )
 ELECTRA = _encoder(
     BERT.stacks[0].places["attention"],
     BERT.stacks[0].places["feedforward"],
     outer=lambda c: 2 * int(c.embedding_size),
+    joins=BERT.joins,
 )
 DEBERTA = Family(
     BERT.stacks,
     # The embeddings' norm, and the convolution's where the configuration has one.
     outer_norms=lambda c: 2 * int(c.hidden_size) * (1 + (getattr(c, "conv_kernel_size", 0) > 0)),
     fixed_norms=("encoder.LayerNorm",),  # normalises the relative position embeddings
+    joins=BERT.joins,
 )
 MPNET = _encoder(
-    Place("attention.dropout", "attention", "after dropout"), Place("output.dropout", "intermediate", "after dropout")
+    Place("attention.dropout", "attention", "after dropout"),
+    Place("output.dropout", "intermediate", "after dropout"),
+    joins=("output",),
 )
 DISTILBERT = _encoder(
     Place("attention.out_lin", "attention", "no dropout"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,19 @@ class Weight:
     shared: bool = False  # one trained copy for all tasks that are trained together
 
 
+@dataclass(frozen=True, eq=False)
+class Place:
+    """Where a tensor that trains lies: at a slot of a stack (None: it is all of it), and its true shape there."""
+
+    stack: Tensor
+    slot: int | None
+    shape: tuple[int, ...]
+
+    def of(self, stack: Tensor) -> Tensor:
+        """This part of a stack, as a view: of the weights, or of what an optimiser keeps beside them."""
+        return stack.detach() if self.slot is None else stack.detach()[self.slot]
+
+
 # The weights of one slot, as a function of its size (bottleneck units, classes).
 Layout = Callable[[int], dict[str, Weight]]
 
@@ -44,6 +57,7 @@ class Bank(nn.Module):
         self.layout = layout
         self.width = width
         self.trained_slots: list[int] = []
+        self.place = object()  # another one whenever its tensors have moved in memory
         for name, weight in layout(width).items():
             store = torch.zeros(1, *weight.shape, device=device, dtype=dtype)
             if blank is not None and name in blank:
@@ -79,9 +93,12 @@ class Bank(nn.Module):
                 grown = store.new_zeros(max(slot + 1, 2 * store.shape[0]), *store.shape[1:])
                 grown[: store.shape[0]] = store
                 setattr(self, f"store_{name}", grown)
+                self.place = object()
                 store = grown
-            store[slot].zero_()
-            corner(store[slot], tensors[name].shape).copy_(tensors[name])
+            own, value = store[slot], tensors[name]
+            if own.shape != value.shape:
+                own = corner(own.zero_(), value.shape)
+            own.copy_(value, non_blocking=True)
 
     @torch.no_grad()
     def read(self, slot: int, size: int) -> dict[str, Tensor]:
@@ -107,6 +124,7 @@ class Bank(nn.Module):
             for place, slot in enumerate(self.trained_slots):
                 self.store(name)[slot] = self.trained(name)[0 if weight.shared else place]
         self.trained_slots = list(slots)
+        self.place = object()
         for name, weight in names.items():
             delattr(self, name)
             if not slots or (weight.shared and not shared):
@@ -119,6 +137,18 @@ class Bank(nn.Module):
                 self.register_buffer(name, values)
             else:
                 self.register_parameter(name, nn.Parameter(values))
+
+    def places(self, slot: int, size: int) -> dict[str, Place]:
+        """Where the weights of a slot lie that is being trained."""
+        at = self.trained_slots.index(slot)
+        return {name: Place(self.trained(name), at, weight.shape) for name, weight in self.layout(size).items()}
+
+    @torch.no_grad()
+    def swap_trained(self, slot: int, tensors: Mapping[str, Tensor]) -> None:
+        """Give a slot that is being trained other weights, in place: the Parameters and their memory stay."""
+        for name, value in tensors.items():
+            own = self.trained(name)[self.trained_slots.index(slot)]
+            corner(own.zero_(), value.shape).copy_(value)
 
     @torch.no_grad()
     def widen(self, width: int) -> None:
@@ -133,21 +163,42 @@ class Bank(nn.Module):
                 trained.data = padded_to(weight.shape, trained.data)
                 trained.grad = None
         self.width = width
+        self.place = object()
+
+    @torch.no_grad()
+    def narrow(self, width: int) -> None:
+        """Give back the room that larger slots had, once they have left and nothing is being trained."""
+        for name, weight in self.layout(width).items():
+            setattr(self, f"store_{name}", corner(self.store(name), (self.capacity, *weight.shape)).clone())
+        self.width = width
+        self.place = object()
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Bank:
+        """Called by every change of device or dtype."""
+        self.place = object()
+        super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
+        return self
 
     # -- rows
 
-    def stacked(self, index: RowIndex) -> tuple[dict[str, Tensor], Tensor | None]:
-        """The stacked weights that the rows refer to, and each row's slot in them (None: already in row order)."""
+    def stacked(self, index: RowIndex, *, cast: bool = True) -> tuple[dict[str, Tensor], Tensor | None]:
+        """The stacked weights that the rows refer to, and each row's slot in them (None: already in row order).
+
+        `cast=False`: trained weights in the precision they are trained in, for a kernel that casts what it reads.
+        """
         names = self.weights
         if index.trained is None:
-            if torch.compiler.is_compiling() or index.only is None:  # a graph must not depend on which task it is
+            # A graph must not depend on which task it is, and a kernel reads the slot where it lies.
+            if torch.compiler.is_compiling() or index.only is None or index.sizes.is_cuda:
                 return {name: self.store(name) for name in names}, index.stored
             return {name: self.store(name)[index.only : index.only + 1] for name in names}, index.stored
         place = torch.zeros_like(index.trained)
+        bare = not cast and index.stored is None
 
         def trained(name: str) -> tuple[Tensor, Tensor]:
             assert index.trained is not None
-            values = self.trained(name).to(self.store(name).dtype)
+            values = self.trained(name)
+            values = values if bare else values.to(self.store(name).dtype)
             return values, (place if names[name].shared else index.trained)
 
         if index.stored is None:
@@ -223,7 +274,7 @@ class AdapterBank(Bank):
         self.form = form
 
     def forward(self, x: Tensor, index: RowIndex, route: Route, source: Tensor | None) -> Tensor:
-        weights, rows = self.stacked(index)
+        weights, rows = self.stacked(index, cast=not x.is_cuda)
         statistics = None
         if self.form.norm_inside == "batch" and self.training and index.trained is not None:
             statistics = self._statistics(index, weights, rows, update=not route.recomputing)
@@ -236,6 +287,9 @@ class AdapterBank(Bank):
             sizes=index.sizes if self.form.needs_mask else None,
             statistics=statistics,
             training=self.training,
+            segments=index.segments,
+            kernel=route.kernel,
+            dtype=torch.promote_types(x.dtype, self.store(next(iter(weights))).dtype),
         )
 
     def _statistics(

@@ -6,6 +6,8 @@ No loop over tasks: the rows' weights are gathered, or used in place by a kernel
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -13,6 +15,9 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from taskgraft.errors import GraftError
+from taskgraft.nn.rows import Kernel, Segments
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
@@ -59,9 +64,35 @@ class Form:
 BatchStatistics = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
-def kernel_for(x: Tensor, form: Form) -> str:
-    """The implementation in `KERNELS` that `bottleneck` uses for such an input."""
+def kernel_for(
+    device: torch.device,
+    dtype: torch.dtype,
+    form: Form,
+    d: int,
+    m: int,
+    training: bool = False,
+    choice: Kernel = "auto",
+) -> Kernel:
+    """Which implementation `bottleneck` uses: the fused kernels where they have the form, on a GPU; else the reference.
+
+    "triton" insists on the kernels, also on the CPU, where Triton's interpreter runs them (TRITON_INTERPRET=1).
+    """
+    if choice == "eager" or (choice == "auto" and not (device.type == "cuda" and has_triton())):
+        return "eager"
+    if not has_triton():
+        raise GraftError("the kernel 'triton' needs Triton: pip install triton, or choose 'auto'.")
+    from taskgraft.nn.kernels import supports
+
+    if dtype in (torch.float16, torch.bfloat16, torch.float32) and supports(form, d, m, training):
+        return "triton"
+    if choice == "triton":
+        raise GraftError(f"the kernel 'triton' has no {form} of size {m} in {dtype} on width {d}: choose 'auto'.")
     return "eager"
+
+
+@functools.cache
+def has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
 
 
 def bottleneck(
@@ -74,16 +105,29 @@ def bottleneck(
     sizes: Tensor | None = None,
     statistics: BatchStatistics | None = None,
     training: bool = False,
+    segments: Segments | None = None,
+    kernel: Kernel = "auto",
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Send each row of `x` [rows, length, d] through its own bottleneck.
 
     `weights` are stacked by slot: down [slots, d, m], down_bias [slots, m], up [slots, m, d], up_bias [slots, d],
     and what the form asks for. `rows` [rows] gives each row's slot; one entry means all rows share it; None means
     that the weights already lie in row order. `source` is what the branch reads instead of x (parallel adapters);
-    `sizes` [rows] are the true sizes, needed where the form masks padded hidden units.
+    `sizes` [rows] are the true sizes, needed where the form masks padded hidden units; `segments` the rows of each
+    slot, if known. `kernel` chooses the implementation. Products are computed in `dtype`: by default the finer of x's
+    and the weights', or what autocast says.
     """
-    kernel = KERNELS[kernel_for(x, form)]
-    return kernel(x, rows, weights, form, x if source is None else source, sizes, statistics, training)
+    if torch.is_autocast_enabled(x.device.type):
+        dtype = torch.get_autocast_dtype(x.device.type)
+    elif dtype is None:
+        dtype = torch.promote_types(x.dtype, next(iter(weights.values())).dtype)
+    m = weights["down"].shape[2] if form.depth else 0
+    if kernel_for(x.device, dtype, form, x.shape[-1], m, training, kernel) == "triton":
+        from taskgraft.nn.kernels import fused
+
+        return fused(x, rows, weights, form, dtype, sizes, segments)
+    return eager(x, rows, weights, form, dtype, x if source is None else source, sizes, statistics, training)
 
 
 def eager(
@@ -91,16 +135,16 @@ def eager(
     rows: Tensor | None,
     weights: Mapping[str, Tensor],
     form: Form,
+    dtype: torch.dtype,
     source: Tensor,
     sizes: Tensor | None,
     statistics: BatchStatistics | None,
     training: bool,
 ) -> Tensor:
-    """The reference: gather each row's weights, then batched products, in the finer dtype of x and the weights."""
+    """The reference: gather each row's weights, then batched products."""
     w = {name: take(stack, rows) for name, stack in weights.items()}
     h = source
     if not torch.is_autocast_enabled(x.device.type):
-        dtype = torch.promote_types(source.dtype, next(iter(w.values())).dtype)
         w, h = {name: value.to(dtype) for name, value in w.items()}, source.to(dtype)
     if form.norm_before:
         h = scale_and_shift(F.layer_norm(h, h.shape[-1:], eps=NORM_EPS), w["before_weight"], w["before_bias"])
@@ -118,9 +162,6 @@ def eager(
         branch = branch * form.scaling
     branch = branch.to(x.dtype)
     return x + (x * branch if form.multiplicative else branch)
-
-
-KERNELS = {"eager": eager}
 
 
 def hidden_units(

@@ -148,21 +148,31 @@ def row_losses(
     some = logits if logits is not None else token_logits
     if some is None:
         raise GraftError("no row of this batch has a head, so there are no logits to compute a loss from.")
+    kinds = sorted({head.kind for head in heads if head is not None})
+    if len(kinds) == 1 and None not in heads:
+        source = token_logits if kinds[0] in PER_TOKEN else logits
+        assert source is not None
+        loss, counted = LOSSES[kinds[0]](fine(source), labels, label_smoothing)
+        return torch.where(counted, loss, loss.new_zeros(())), counted
     zero = some.new_zeros((), dtype=torch.promote_types(some.dtype, torch.float32))
     total, counts = zero.expand(rows), torch.zeros(rows, dtype=torch.bool, device=some.device)
-    for kind in sorted({head.kind for head in heads if head is not None}):
+    for kind in kinds:
         mine = torch.tensor([head is not None and head.kind == kind for head in heads], device=some.device)
         source = token_logits if kind in PER_TOKEN else logits
         assert source is not None
         # Rows of other kinds are computed on zeros, so that their padding cannot reach a gradient.
         picked = torch.where(mine.view(rows, *(1,) * (source.dim() - 1)), source, zero)
-        picked = picked.to(torch.promote_types(picked.dtype, torch.float32))
         answers = torch.where(mine[:, None], labels, 0)
-        loss, counted = LOSSES[kind](picked, answers, label_smoothing)
+        loss, counted = LOSSES[kind](fine(picked), answers, label_smoothing)
         counted = counted & mine
         total = total + torch.where(counted, loss, zero)
         counts = counts | counted
     return total, counts
+
+
+def fine(logits: Tensor) -> Tensor:
+    """Logits in the precision that losses are taken in."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def smooth_cross_entropy(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:

@@ -220,7 +220,8 @@ class GeneratedAdapter(nn.Module):
             )
         weights = self.bound.generated[self.kind][self.site]
         sizes = index.sizes if self.form.needs_mask else None
-        return bottleneck(x, route.generated_rows[self.kind].rows, weights, self.form, source=source, sizes=sizes)
+        rows = route.generated_rows[self.kind].rows
+        return bottleneck(x, rows, weights, self.form, source=source, sizes=sizes, kernel=route.kernel)
 
 
 def embeddings_of(bank: Bank, tasks: RowIndex) -> Tensor:

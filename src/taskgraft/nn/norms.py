@@ -5,6 +5,7 @@ The arithmetic follows the wrapped module to the bit where all rows share one ta
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import cast
 
 import torch
@@ -12,8 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from taskgraft.nn.bank import Bank, Layout, Weight
-from taskgraft.nn.bottleneck import take
-from taskgraft.nn.rows import Route
+from taskgraft.nn.bottleneck import has_triton, take
+from taskgraft.nn.rows import Kernel, Route, Segments
+
+MOST_WIDTH = 8192  # that the kernel takes
 
 
 def is_norm(module: nn.Module) -> bool:
@@ -38,11 +41,12 @@ class NormBank(Bank):
 def task_norm(base: nn.Module, banks: dict[str, NormBank], x: Tensor, route: Route, offset: float) -> Tensor:
     """Normalise each row of x with its task's weights; rows of no task with the backbone's."""
     values: dict[str, Tensor] | None = None
-    for kind, bank in banks.items():
-        index = route.kinds.get(kind)
-        if index is None:
-            continue
-        stacks, rows = bank.stacked(index)
+    found = {kind: route.kinds[kind] for kind in banks if kind in route.kinds}
+    for kind, index in found.items():
+        fuses = len(found) == 1 and norm_kernel_for(base, x, banks[kind].store("weight"), route.kernel) == "triton"
+        stacks, rows = banks[kind].stacked(index, cast=not fuses)
+        if fuses:
+            return fused(base, x, rows, stacks, offset, index.segments)
         own = {name: take(stack, rows) for name, stack in stacks.items()}
         if values is None:
             values = own
@@ -54,6 +58,38 @@ def task_norm(base: nn.Module, banks: dict[str, NormBank], x: Tensor, route: Rou
         result: Tensor = base(x)
         return result
     return normalise(base, x, values["weight"], values.get("bias"), offset)
+
+
+def norm_kernel_for(base: nn.Module, x: Tensor, weight: Tensor, choice: Kernel) -> Kernel:
+    """The fused kernel on a GPU, where it follows the module's own casts; else torch's operations."""
+    if choice == "eager" or x.dim() < 3 or torch.compiler.is_compiling() or not (x.is_cuda or choice == "triton"):
+        return "eager"
+    casts = torch.is_autocast_enabled(x.device.type) and not isinstance(base, nn.LayerNorm)
+    known = weight.dtype in (torch.float16, torch.bfloat16, torch.float32)
+    same = x.dtype == weight.dtype or (isinstance(base, nn.LayerNorm) and torch.is_autocast_enabled(x.device.type))
+    return "triton" if known and same and not casts and x.shape[-1] <= MOST_WIDTH and has_triton() else "eager"
+
+
+def fused(
+    base: nn.Module,
+    x: Tensor,
+    rows: Tensor | None,
+    stacks: Mapping[str, Tensor],
+    offset: float,
+    segments: Segments | None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """`normalise(x + residual)` by the kernel, with weight and bias [slots, d] and the slot of each row."""
+    from taskgraft.nn.norm_kernels import row_norm
+
+    layer_norm = isinstance(base, nn.LayerNorm)
+    dtype = torch.float32 if layer_norm and torch.is_autocast_enabled(x.device.type) else x.dtype
+    eps = cast(float, base.variance_epsilon if hasattr(base, "variance_epsilon") else base.eps)
+    weight, bias = stacks["weight"], stacks.get("bias")
+    return row_norm(
+        x, rows, weight, bias, eps=eps, offset=offset, rms=not layer_norm, dtype=dtype, segments=segments,
+        residual=residual,
+    )  # fmt: skip
 
 
 def normalise(base: nn.Module, x: Tensor, weight: Tensor, bias: Tensor | None, offset: float) -> Tensor:

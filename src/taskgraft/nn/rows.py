@@ -8,16 +8,32 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from itertools import accumulate, chain
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from taskgraft.errors import GraftError
 
+Kernel = Literal["auto", "eager", "triton"]
 Generated = dict[str, dict[str, dict[str, Tensor]]]  # kind of bank -> site -> tensor, each [tasks, ...]
+
+
+@dataclass(frozen=True)
+class Segments:
+    """The rows of each slot: those of slot s are `order[starts[s]:starts[s + 1]]`."""
+
+    order: Tensor  # [rows]
+    starts: Tensor  # [slots + 1]
+
+    @classmethod
+    def of(cls, rows: Tensor, slots: int) -> Segments:
+        """On the rows' own device, without looking at them."""
+        ordered, order = torch.sort(rows, stable=True)
+        return cls(order, torch.searchsorted(ordered, torch.arange(slots + 1, device=rows.device)))
 
 
 @dataclass(frozen=True)
@@ -36,6 +52,7 @@ class RowIndex:
     groups: int
     member: Tensor | None  # [rows] whether the row's task is of this kind; None: all are
     only: int | None = None  # the one slot of the store that all rows share, where that is so
+    segments: Segments | None = None  # the rows of each trained slot, where rows take their weights from those alone
 
 
 class Slots:
@@ -64,7 +81,7 @@ class Slots:
     def sizes(self) -> set[int]:
         return {size for size, tasks in self._sizes.items() if tasks}
 
-    def index(self, names: Sequence[str | None], device: torch.device) -> RowIndex | None:
+    def look_up(self, names: Sequence[str | None]) -> Lookup | None:
         """The rows' places in this kind's banks, or None where no row is of this kind."""
         present = {name: number for number, name in enumerate(dict.fromkeys(names))}
         mine = [name for name in present if name in self.of]
@@ -72,28 +89,72 @@ class Slots:
             return None
         if len(present) == 1:
             names = names[:1]
-
-        def integers(values: Sequence[int]) -> Tensor:
-            return torch.tensor(values, dtype=torch.long, device=device)
-
         place: dict[str | None, int] = {task: number for number, task in enumerate(self.trained)}
         filled = [row for row, name in enumerate(names) if name in place]
-        trained = integers([place[name] for name in names if name in place]) if filled else None
-        stored = None
+        trained = [place[name] for name in names if name in place] if filled else None
+        stored = order = starts = None
         if len(filled) < len(names):
-            stored = integers([0 if name is None or name in place else self.of.get(name, 0) for name in names])
-        member = None
-        if len(mine) < len(present):
-            member = torch.tensor([name in self.of for name in names], dtype=torch.bool, device=device)
+            slots = {name: 0 if name is None or name in place else self.of.get(name, 0) for name in present}
+            stored = [slots[name] for name in names]
+        elif trained is not None and len(names) > 1:
+            counts = Counter(trained)
+            order = sorted(range(len(names)), key=trained.__getitem__)
+            starts = list(accumulate((counts[slot] for slot in range(len(self.trained))), initial=0))
+        sizes = {name: 0 if name is None else self.size.get(name, 0) for name in present}
+        return Lookup(
+            stored=stored,
+            trained=trained,
+            positions=filled if trained is not None and stored is not None else None,
+            sizes=[sizes[name] for name in names],
+            group=[present[name] for name in names],
+            groups=len(present),
+            member=[name in self.of for name in names] if len(mine) < len(present) else None,
+            only=self.of[str(mine[0])] if len(present) == 1 and trained is None else None,
+            order=order,
+            starts=starts,
+        )
+
+
+Integers = Sequence[int] | None
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """A `RowIndex` before it is on a device: lists of integers that travel together."""
+
+    stored: Integers
+    trained: Integers
+    positions: Integers
+    sizes: Integers
+    group: Integers
+    member: Integers
+    order: Integers
+    starts: Integers
+    groups: int
+    only: int | None
+
+    @property
+    def lists(self) -> tuple[Integers, ...]:
+        return (
+            self.stored, self.trained, self.positions, self.sizes, self.group, self.member, self.order, self.starts
+        )  # fmt: skip
+
+    def index(self, tensors: Iterator[Tensor]) -> RowIndex:
+        """With the next of the tensors in the place of each list."""
+        stored, trained, positions, sizes, group, member, order, starts = (
+            None if values is None else next(tensors) for values in self.lists
+        )
+        assert sizes is not None and group is not None
         return RowIndex(
             stored=stored,
             trained=trained,
-            positions=integers(filled) if trained is not None and stored is not None else None,
-            sizes=integers([0 if name is None else self.size.get(name, 0) for name in names]),
-            group=integers([present[name] for name in names]),
-            groups=len(present),
-            member=member,
-            only=self.of[str(mine[0])] if len(present) == 1 and trained is None else None,
+            positions=positions,
+            sizes=sizes,
+            group=group,
+            groups=self.groups,
+            member=None if member is None else member.bool(),
+            only=self.only,
+            segments=None if order is None or starts is None else Segments(order, starts),
         )
 
 
@@ -129,6 +190,54 @@ class GeneratedRows:
     blank: bool  # whether place 0 is the bare backbone, for rows of no task or of another kind
 
 
+@dataclass(frozen=True)
+class GeneratedLookup:
+    """`GeneratedRows` before they are on a device."""
+
+    tasks: Lookup
+    rows: Sequence[int]
+    blank: bool
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A `Route` before it is on a device: which lists there are, and what they hold."""
+
+    names: tuple[str | None, ...]
+    length: int | None
+    kinds: dict[str, Lookup]
+    generated: dict[str, GeneratedLookup]
+    kernel: Kernel
+
+    @property
+    def _lists(self) -> Iterator[Integers]:
+        for lookup in self.kinds.values():
+            yield from lookup.lists
+        for made in self.generated.values():
+            yield from (*made.tasks.lists, made.rows)
+
+    @property
+    def outline(self) -> tuple[object, ...]:
+        """What routes have in common that differ in nothing but tasks: how long each list is."""
+        lengths = tuple(-1 if values is None else len(values) for values in self._lists)
+        return self.length, tuple(self.kinds), lengths, tuple(made.blank for made in self.generated.values())
+
+    def flat(self) -> Tensor:
+        """All lists end to end, so that they travel to a device together."""
+        return torch.tensor(list(chain.from_iterable(values for values in self._lists if values is not None)))
+
+    def route(self, flat: Tensor, packing: Packing | None = None) -> Route:
+        """The route whose indices are parts of `flat`."""
+        sizes = [len(values) for values in self._lists if values is not None]
+        tensors = iter(torch.split(flat, sizes))
+        kinds = {key: lookup.index(tensors) for key, lookup in self.kinds.items()}
+        made = {}
+        for key, generated in self.generated.items():
+            tasks = generated.tasks.index(tensors)
+            made[key] = GeneratedRows(tasks, next(tensors), generated.blank)
+        return Route(self.names, self.length, kinds, packing=packing, generated_rows=made, kernel=self.kernel)
+
+
 @dataclass(eq=False)
 class Route:
     """The rows of one forward pass, resolved for every kind of bank on the model.
@@ -144,6 +253,7 @@ class Route:
     packing: Packing | None = None
     recomputing: bool = False  # a checkpointed forward, run again in backward: change no state
     stale: bool = False
+    kernel: Kernel = "auto"
 
     def for_batch(self, x: Tensor) -> Route:
         """The route that fits a batch of x's length; anything else is a mistake of the caller's."""

@@ -1,0 +1,50 @@
+"""Where a post-norm layer joins its residual: `norm(dropout(dense(x)) + residual)`, the last two steps in one pass.
+
+The sum is written in the backbone's own code, between an adapter's site and a norm's, so no wrapper of either sees it.
+This stands before the forward of the one module that holds all three, and calls that forward wherever it cannot help.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from taskgraft.backbones.wrap import NormSite
+from taskgraft.nn.norms import fused, norm_kernel_for
+
+if TYPE_CHECKING:
+    from taskgraft.backbones.insert import Grafts
+
+
+def join_forward(self: Any, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:
+    norm = self.LayerNorm
+    if isinstance(norm, NormSite) and not torch.compiler.is_compiling():
+        route = norm.grafts.route().for_batch(hidden_states)
+        kinds = [kind for kind in norm.bank if kind in route.kinds]
+        if len(kinds) == 1 and route.packing is None:
+            index, bank = route.kinds[kinds[0]], norm.bank[kinds[0]]
+            if norm_kernel_for(norm.base, input_tensor, bank.store("weight"), route.kernel) == "triton":
+                stacks, rows = bank.stacked(index, cast=False)
+                x = self.dropout(self.dense(hidden_states))
+                return fused(norm.base, x, rows, stacks, norm.offset, index.segments, input_tensor)
+    result: Tensor = type(self).forward(self, hidden_states, input_tensor)
+    return result
+
+
+def joins_of(grafts: Grafts) -> list[nn.Module]:
+    """The modules of a model that join a residual, by its family's table."""
+    layers = dict.fromkeys(site.layer_path for site in grafts.backbone.sites)
+    return [grafts.model.get_submodule(f"{layer}.{join}") for layer in layers for join in grafts.family.joins]
+
+
+def install_joins(grafts: Grafts) -> None:
+    for module in joins_of(grafts):
+        module.__dict__["forward"] = types.MethodType(join_forward, module)
+
+
+def remove_joins(grafts: Grafts) -> None:
+    for module in joins_of(grafts):
+        module.__dict__.pop("forward", None)
