@@ -212,11 +212,12 @@ def interrupted(monkeypatch: pytest.MonkeyPatch, at: int, run: int = 1) -> None:
     """Let Ctrl-C come in a step of the first run of a command, or of a later one."""
     step, begun = Loop._step, []
 
-    def stepped(self: Loop, group: Any) -> float:
-        begun.extend([] if self.steps else [self.settings.seed])
-        if len(begun) == run and self.steps == at:
+    def stepped(self: Loop, watch: Any) -> None:
+        course = self.lanes[0].course
+        begun.extend([] if course.steps else [course.settings.seed])
+        if len(begun) == run and course.steps == at:
             signal.raise_signal(signal.SIGINT)
-        return step(self, group)
+        step(self, watch)
 
     monkeypatch.setattr(Loop, "_step", stepped)
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import taskgraft as tg
+from taskgraft.training.course import Course
 from taskgraft.training.loop import Loop
 from taskgraft.training.progress import Quiet
 
@@ -178,7 +179,7 @@ def test_the_last_epoch_near_the_best_is_kept_and_patience_ends_a_run(monkeypatc
     scores = iter([0.5, 0.9, 0.88, 0.6, 0.55, 0.5, 0.4])
     seen: list[dict[str, Tensor]] = []
 
-    def validated(self: Loop, split: str, weights: Any = None) -> dict[str, dict[str, float]]:
+    def validated(self: Loop, course: Course, split: str, weights: Any = None) -> dict[str, dict[str, float]]:
         if weights is None:
             return {"mood": {"accuracy": 0.0}}
         seen.append({name: value.clone() for name, value in weights.items()})

@@ -17,12 +17,14 @@ from torch import Tensor
 
 import taskgraft as tg
 from taskgraft.errors import Stopped
-from taskgraft.training.loop import Loop
-from taskgraft.training.optim import shared_by
-from taskgraft.training.parts import part_of
+from taskgraft.training.course import Course
+from taskgraft.training.loop import Lane, Loop, pieces_of
+from taskgraft.training.optim import AdamW, shared_by
+from taskgraft.training.parts import Part, part_of
+from taskgraft.training.passes import LaneBatch, losses_of
 from taskgraft.training.progress import Quiet
 from taskgraft.training.sampling import Batch
-from taskgraft.training.session import mounted
+from taskgraft.training.session import Heard, mounted, rates_of, trained_places
 
 import tiny
 
@@ -60,16 +62,40 @@ def loop_of(backbone: tg.Backbone, tasks: Sequence[tg.Task], method: tg.Method, 
     settings = tg.Settings(**changes).resolved(method, tasks[0].kind, rows)
     parts = [part_of(backbone, task, settings, CPU, prefix=method.trains_backbone) for task in tasks]
     with mounted(backbone.model, {part.name: part.head for part in parts}, method, settings.seed):
-        yield Loop(backbone.model, backbone.tokenizer, parts, settings, CPU, accelerator=None)
+        yield loop_over(backbone, parts, settings)
+
+
+def loop_over(backbone: tg.Backbone, parts: Sequence[Part], settings: tg.Settings) -> Loop:
+    rates = rates_of(backbone.model, [part.name for part in parts], settings)
+    course = Course({part.name: part for part in parts}, settings, trained_places(backbone.model), rates)
+    optimizer = AdamW(backbone.model, rates, weight_decay=settings.weight_decay, clip_norm=settings.clip_norm)
+    return Loop(backbone.model, backbone.tokenizer, optimizer, CPU, False, [Lane(course)])
+
+
+def course_of(loop: Loop) -> Course:
+    return loop.lanes[0].course
 
 
 def all_rows(loop: Loop, *names: str) -> Batch:
-    return Batch({name: np.arange(len(loop.parts[name].encoded["train"])) for name in names or loop.parts})
+    parts = course_of(loop).parts
+    return Batch({name: np.arange(len(parts[name].encoded["train"])) for name in names or parts})
+
+
+def loss_of(loop: Loop, batch: Batch) -> Tensor:
+    """The sum over the batch's rows."""
+    return losses_of(loop.model, [LaneBatch(0, pieces_of(course_of(loop), batch), step_rows=1)], CPU, False)[0]
+
+
+def step(loop: Loop, batch: Batch) -> None:
+    """Take a step over this batch."""
+    course = course_of(loop)
+    course._planned = (course.epoch, [[batch]] * course.steps_per_epoch)
+    loop._step(Heard(Quiet(), None))
 
 
 def gradient(loop: Loop, batch: Batch) -> dict[str, Tensor]:
     loop.model.zero_grad()
-    loop._loss(batch).backward()  # type: ignore[no-untyped-call]
+    loss_of(loop, batch).backward()  # type: ignore[no-untyped-call]
     return {
         name: torch.zeros_like(weight) if weight.grad is None else weight.grad.clone()
         for name, weight in tg.trainable(loop.model).items()
@@ -177,20 +203,21 @@ def test_both_weightings_have_the_same_expected_gradient(method: tg.Method) -> N
     backbone = tiny.backbone()
     backbone.model.double()
     with loop_of(backbone, several(POOLED, 30), method, temperature=3.0) as drawn:
-        parts = list(drawn.parts.values())
-        settings = dataclasses.replace(drawn.settings, weighting="loss")
-        weighted = Loop(backbone.model, backbone.tokenizer, parts, settings, CPU, accelerator=None)
-        assert drawn.sampler is not None and weighted.sampler is not None
-        expected, sizes = [], weighted.sampler.sizes
+        course = course_of(drawn)
+        settings = dataclasses.replace(course.settings, weighting="loss")
+        weighted = loop_over(backbone, list(course.parts.values()), settings)
+        sampler = course_of(weighted).sampler
+        assert sampler is not None
+        expected, sizes = [], sampler.sizes
         for loop in (drawn, weighted):
-            assert loop.sampler is not None
-            means = [gradient(loop, all_rows(loop, name)) for name in loop.parts]
-            expected.append(weighted_sum(means, [q / n for q, n in zip(loop.sampler.drawn_by, sizes, strict=True)]))
+            by = course_of(loop).sampler.drawn_by  # type: ignore[union-attr]
+            means = [gradient(loop, all_rows(loop, name)) for name in course.parts]
+            expected.append(weighted_sum(means, [q / n for q, n in zip(by, sizes, strict=True)]))
         assert_close(expected[1], expected[0])
-        alone = {name: float(drawn._loss(all_rows(drawn, name)).detach()) for name in drawn.parts}
-        weights = weighted.sampler.loss_weights
+        alone = {name: float(loss_of(drawn, all_rows(drawn, name)).detach()) for name in course.parts}
+        weights = sampler.loss_weights
         assert len(set(weights.values())) == 3 and weights["mood"] < 1 < weights["both"]
-        assert float(weighted._loss(all_rows(weighted)).detach()) == pytest.approx(
+        assert float(loss_of(weighted, all_rows(weighted)).detach()) == pytest.approx(
             sum(weights[name] * value for name, value in alone.items()), rel=1e-9
         )
 
@@ -198,7 +225,7 @@ def test_both_weightings_have_the_same_expected_gradient(method: tg.Method) -> N
 def test_label_smoothing_reaches_written_answers() -> None:
     backbone, task = tiny.writer(), tiny.task("text", 6, "say")
     with loop_of(backbone, [task, tiny.task("text", 6, "more")], PLUS, label_smoothing=0.2) as loop:
-        found = float(loop._loss(all_rows(loop, "say")).detach())
+        found = float(loss_of(loop, all_rows(loop, "say")).detach())
         by_hand = 0.0
         for row in task.splits["train"].to_pylist():
             inputs = backbone.tokenizer(row["text"], return_tensors="pt")
@@ -217,7 +244,7 @@ def test_names_come_before_texts_where_nothing_else_tells_tasks_apart(method: tg
     tasks = several({"mood": "classification", "say": "text"}, 12)
     with loop_of(backbone, tasks, method) as loop:
         for task, column in zip(tasks, ("sentence : ", ""), strict=True):
-            encoded = loop.parts[task.name].encoded["train"]
+            encoded = course_of(loop).parts[task.name].encoded["train"]
             read = [
                 backbone.tokenizer.decode(encoded.inputs["input_ids"][row].tolist(), skip_special_tokens=True)
                 for row in range(len(encoded))
@@ -244,11 +271,11 @@ def test_a_step_changes_the_tasks_with_rows_and_what_all_share_as_one_slot(metho
 
         shared = shared_by(list(POOLED))
         assert loop.optimizer.owners.count(shared) == 1 and set(loop.optimizer.owners) == {*POOLED, shared}
-        for number, batch in enumerate(loop.sampler.epoch(0)[:4], start=1):  # type: ignore[union-attr]
+        for number, batch in enumerate(course_of(loop).sampler.epoch(0)[:4], start=1):  # type: ignore[union-attr]
             (present,) = batch.parts
             before = {name: weights(name) for name in POOLED}
             steps = dict(zip(loop.optimizer.owners, loop.optimizer.steps.tolist(), strict=True))
-            loop._step([batch])
+            step(loop, batch)
             common = grafts.shared_names(present)
             for name in POOLED:
                 now, was = weights(name), before[name]
@@ -268,7 +295,7 @@ def test_what_is_a_tasks_own_may_have_another_rate(method: tg.Method) -> None:
     with loop_of(backbone, several(POOLED), method, learning_rate=1e-2, own_rate=1e-30, warmup=0.0) as loop:
         grafts = backbone.model.taskgraft
         before = {key: value.clone() for key, value in grafts.read("mood").items()}
-        loop._step([all_rows(loop)])
+        step(loop, all_rows(loop))
         moved = {key for key, value in grafts.read("mood").items() if (value - before[key]).abs().max() > 1e-20}
         assert moved and moved <= grafts.shared_names("mood")
 
@@ -279,7 +306,7 @@ def test_matrices_decay_and_hypernetworks_embeddings_and_norms_do_not(method: tg
     for decay in (0.0, 5.0):
         backbone = tiny.backbone()
         with loop_of(backbone, several(POOLED), method, weight_decay=decay, warmup=0.0) as loop:
-            loop._step([all_rows(loop)])
+            step(loop, all_rows(loop))
             found.append(backbone.model.taskgraft.read("mood"))
     changed = {name for name in found[0] if not torch.equal(found[0][name], found[1][name])}
     assert changed == {name for name in found[0] if name == "head.weight" or name.endswith((".down", ".up"))}
@@ -307,7 +334,7 @@ def test_the_last_epoch_near_the_best_is_kept_and_patience_ends_a_run(monkeypatc
     scores = iter([(0.4, 0.6), (1.0, 0.8), (0.84, 0.9), (0.6, 0.6), (0.5, 0.5), (0.5, 0.5)])
     seen: list[dict[str, Tensor]] = []
 
-    def validated(self: Loop, split: str, weights: Any = None) -> dict[str, dict[str, float]]:
+    def validated(self: Loop, course: Course, split: str, weights: Any = None) -> dict[str, dict[str, float]]:
         if weights is None:
             return {}
         seen.append({name: value.clone() for name, value in weights.items()})

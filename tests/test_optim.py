@@ -258,3 +258,70 @@ def test_a_checkpoint_of_tasks_in_another_order_is_refused() -> None:
     twin.load_state_dict(model.state_dict(), strict=True)
     tg.train_only(twin, [])
     twin.load_state_dict(build("bert", torch.float64).state_dict(), strict=True)
+
+
+def test_weight_decay_may_be_a_tasks_own() -> None:
+    decays = {"a": 0.5, "b": 0.0}
+    together = grafted(["a", "b"])
+    optimizer = tg.AdamW(together, lr=1e-2, weight_decay=decays)
+    for step in range(3):
+        optimizer.zero_grad()
+        backward(together, ["a", "b"], step)
+        optimizer.step()
+    for task, decay in decays.items():
+        alone = grafted(["a", "b"])
+        single = tg.AdamW(alone, lr=1e-2, weight_decay=decay)
+        for step in range(3):
+            single.zero_grad()
+            backward(alone, ["a", "b"], step)
+            single.step()
+        for key, value in together.taskgraft.read(task).items():
+            assert torch.allclose(value, alone.taskgraft.read(task)[key], rtol=1e-10, atol=1e-12), key
+    with pytest.raises(tg.GraftError, match=r"weight_decay names no value for \['b'\]"):
+        tg.AdamW(together, weight_decay={"a": 0.1})
+
+
+def test_rates_that_are_set_are_the_rates_and_a_scheduler_scales_them() -> None:
+    def moved(change: bool) -> dict[str, dict[str, torch.Tensor]]:
+        model = grafted(["a", "b"])
+        optimizer = tg.AdamW(model, lr={"a": 1e-2, "b": 2e-2}, weight_decay=0.0)
+        if change:
+            optimizer.set_rates({"a": 4e-2})
+            for group in optimizer.param_groups:
+                group["lr"] *= 0.5
+        before = {task: snapshot(model, task) for task in ("a", "b")}
+        backward(model, ["a", "b"], 0)
+        optimizer.step()
+        return {task: {key: snapshot(model, task)[key] - was[key] for key in was} for task, was in before.items()}
+
+    plain, changed = moved(False), moved(True)
+    for task, ratio in (("a", 2.0), ("b", 0.5)):
+        for key, value in plain[task].items():
+            torch.testing.assert_close(changed[task][key], ratio * value, rtol=1e-9, atol=1e-12)
+
+
+def test_a_task_that_takes_a_slot_begins_anew() -> None:
+    """As if the task before it had never been there, and without a change to the one beside it."""
+    model, beside = grafted(["a", "b"]), grafted(["a", "b"])
+    optimizer = tg.AdamW(model, lr=1e-2, weight_decay=0.1, clip_norm=0.01)
+    for step in range(3):
+        optimizer.zero_grad()
+        backward(model, ["a", "b"], step)
+        optimizer.step()
+    kept = snapshot(model, "b")
+    steps = optimizer.steps_of("b")
+    optimizer.set_active("a", False)
+    model.taskgraft.swap("a", "c", tg.Adapter(size=4), tg.Head.of(2), seed=5)
+    optimizer.restart("a", "c", weight_decay=0.3, clip_norm=1e9)
+    assert equal(kept, snapshot(model, "b")) and optimizer.steps_of("b") == steps and optimizer.steps_of("c") == 0
+    tg.ungraft(beside)
+    tg.graft(beside, tg.Adapter(size=4), {"c": 2}, seed=5)
+    alone = tg.AdamW(beside, lr=1e-2, weight_decay=0.3)
+    for step in range(3):
+        for each, other in ((model, optimizer), (beside, alone)):
+            other.zero_grad()
+            backward(each, ["c", "c"], step)
+            other.step()
+    for key, value in model.taskgraft.read("c").items():
+        torch.testing.assert_close(value, beside.taskgraft.read("c")[key], rtol=1e-9, atol=1e-12)
+    assert equal(kept, snapshot(model, "b"))

@@ -32,10 +32,12 @@ _HOMES = {
         "train_only",
         "trainable",
         "ungraft",
+        "use_kernels",
     ),
     "taskgraft.backbones.count": ("count",),
     "taskgraft.backbones.describe": ("describe",),
     "taskgraft.backbones.forward": ("GraftOutput", "loss"),
+    "taskgraft.backbones.graphs": ("Graphed",),
     "taskgraft.backbones.load": ("Backbone", "load_backbone"),
     "taskgraft.tasks.load": ("load_task",),
     "taskgraft.tasks.task": ("Task",),
@@ -46,8 +48,10 @@ _HOMES = {
     "taskgraft.training.few_shot": ("FewShot", "few_shot"),
     "taskgraft.training.fit": ("Run", "fit", "train"),
     "taskgraft.training.joint": ("JointRun",),
+    "taskgraft.training.many": ("Trial", "fit_many"),
     "taskgraft.training.optim": ("AdamW",),
     "taskgraft.training.settings": ("Settings",),
+    "taskgraft.training.sweep": ("Sweep", "sweep"),
     "taskgraft.grafts.graft": ("Graft", "add_graft", "get_graft", "load_graft", "materialise"),
     "taskgraft.grafts.joint": ("Joint", "add_joint", "get_joint", "load_joint"),
     "taskgraft.grafts.store": ("Store",),
@@ -65,10 +69,12 @@ if TYPE_CHECKING:
     from taskgraft.backbones.api import train_only as train_only
     from taskgraft.backbones.api import trainable as trainable
     from taskgraft.backbones.api import ungraft as ungraft
+    from taskgraft.backbones.api import use_kernels as use_kernels
     from taskgraft.backbones.count import count as count
     from taskgraft.backbones.describe import describe as describe
     from taskgraft.backbones.forward import GraftOutput as GraftOutput
     from taskgraft.backbones.forward import loss as loss
+    from taskgraft.backbones.graphs import Graphed as Graphed
     from taskgraft.backbones.load import Backbone as Backbone
     from taskgraft.backbones.load import load_backbone as load_backbone
     from taskgraft.errors import GraftError as GraftError
@@ -106,8 +112,12 @@ if TYPE_CHECKING:
     from taskgraft.training.fit import fit as fit
     from taskgraft.training.fit import train as train
     from taskgraft.training.joint import JointRun as JointRun
+    from taskgraft.training.many import Trial as Trial
+    from taskgraft.training.many import fit_many as fit_many
     from taskgraft.training.optim import AdamW as AdamW
     from taskgraft.training.settings import Settings as Settings
+    from taskgraft.training.sweep import Sweep as Sweep
+    from taskgraft.training.sweep import sweep as sweep
 
 
 def __getattr__(name: str) -> Any:

@@ -93,7 +93,8 @@ class Encoded:
             labels = labels.padded(rows, IGNORED, multiple)
         elif labels is not None:
             labels = labels[torch.as_tensor(list(rows))]
-        return {name: value.to(device) for name, value in inputs.items()}, None if labels is None else labels.to(device)
+        there = {name: value.to(device, non_blocking=True) for name, value in inputs.items()}
+        return there, None if labels is None else labels.to(device, non_blocking=True)
 
     def sha256(self) -> str:
         """What a run was trained on: token ids and labels, not where they came from."""

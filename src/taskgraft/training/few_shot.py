@@ -28,7 +28,7 @@ from taskgraft.training.fit import Run, run_of
 from taskgraft.training.parts import Part, part_of
 from taskgraft.training.progress import Progress
 from taskgraft.training.related import drift_of, losses_of, outputs_of
-from taskgraft.training.session import changed, device_of, trained
+from taskgraft.training.session import backbone_parameters, changed, device_of, trained
 from taskgraft.training.settings import Settings
 
 TUNE = ("all", "own")
@@ -164,7 +164,7 @@ def transfer(
     device = device_of()
     part = part_of(backbone, task, settings, device, prefix=method.trains_backbone)
     model.to(device)
-    total = sum(p.numel() for p in model.parameters())
+    total = backbone_parameters(model)
     losses: dict[str, float] = {}
     if like is None and not method.trains_backbone:
         with all_tasks(model, joint):
@@ -173,10 +173,11 @@ def transfer(
     mount = continued(model, joint, part, like, tune, settings.seed)
     start = f"{joint.company} {like} {'' if like is None else joint.hash_of(like)} {tune}"
     place = None if folder is None else f"{folder}/{settings.seed}"
-    with trained(
-        backbone, [part], method, settings, mount, run=place, progress=progress, track=None, start=start
-    ) as loop:
-        run = run_of(backbone, part, method, loop, total)
+    with trained(backbone, [part], method, settings, mount, run=place, progress=progress, track=None, start=start) as (
+        loop,
+        course,
+    ):
+        run = run_of(backbone, part, method, course, loop.evaluate(course, "test"), total)
         if judged_on == "validation":
             run = judged_by_validation(run)
         if run.graft is not None:

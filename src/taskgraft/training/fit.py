@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from os import PathLike
 from typing import Any, overload
 
@@ -12,15 +12,15 @@ from taskgraft.backbones.load import Backbone
 from taskgraft.errors import GraftError
 from taskgraft.grafts.graft import STATE, Graft, materialise
 from taskgraft.grafts.joint import Joint
-from taskgraft.methods import Adapter, Method
+from taskgraft.methods import Adapter, Method, method_from_json
 from taskgraft.names import check_task_name
 from taskgraft.tasks.metrics import score_of
 from taskgraft.tasks.task import Task
+from taskgraft.training.course import Course
 from taskgraft.training.joint import JointRun, fit_joint
-from taskgraft.training.loop import Loop
 from taskgraft.training.parts import Part, part_of
 from taskgraft.training.progress import Progress
-from taskgraft.training.session import changed, device_of, mounted, trained
+from taskgraft.training.session import backbone_parameters, changed, device_of, mounted, trained
 from taskgraft.training.settings import Settings
 
 
@@ -44,6 +44,18 @@ class Run:
     cut: dict[str, int]  # texts longer than the limit, by split
     history: list[dict[str, Any]] = field(repr=False)
     graft: Graft | None = field(repr=False)  # None for methods that change the backbone itself
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything but the graft."""
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "graft"}
+        return {**values, "method": self.method.to_json(), "settings": self.settings.to_json()}
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any], graft: Graft | None) -> Run:
+        """From what `to_json` wrote."""
+        values = {f.name: record[f.name] for f in fields(cls) if f.name != "graft"}
+        made = {"method": method_from_json(record["method"]), "settings": Settings(**record["settings"])}
+        return cls(**{**values, **made}, graft=graft)
 
 
 @overload
@@ -108,45 +120,54 @@ def fit(
     check_task_name(task.name)
     writes = bool(backbone.model.config.is_encoder_decoder)
     settings = settings.resolved(method, task.kind, task.split("train").num_rows, has_heads=not writes)
-    total = sum(p.numel() for p in backbone.model.parameters())
+    total = backbone_parameters(backbone.model)
     part = part_of(backbone, task, settings, device_of(), prefix=method.trains_backbone)
     mount = mounted(backbone.model, {task.name: part.head}, method, settings.seed)
-    with trained(backbone, [part], method, settings, mount, run=run, progress=progress, track=track) as loop:
-        return run_of(backbone, part, method, loop, total)
+    with trained(backbone, [part], method, settings, mount, run=run, progress=progress, track=track) as (loop, course):
+        return run_of(backbone, part, method, course, loop.evaluate(course, "test"), total)
 
 
-def run_of(backbone: Backbone, part: Part, method: Method, loop: Loop, total: int) -> Run:
-    """What came of a loop over one task, which is still on the model."""
+def run_of(
+    backbone: Backbone,
+    part: Part,
+    method: Method,
+    course: Course,
+    tested: dict[str, dict[str, float]],
+    total: int,
+    name: str | None = None,
+) -> Run:
+    """What came of a course over one task, which is still on the model, under its own name or another."""
     task, model = part.task, backbone.model
-    validation = loop.validation.get(task.name, {})
-    test = loop.evaluate("test").get(task.name, {})
+    name = task.name if name is None else name
+    validation, test = course.validation.get(task.name, {}), tested.get(task.name, {})
     graft, split = None, "test" if test else "validation"
     score = score_of(task.metrics, test or validation) if test or validation else None
     if not method.trains_backbone:
         graft = materialise(
             model,
-            task.name,
+            name,
             metrics={"score": score, "split": split, "validation": validation, "test": test},
             task_record=part.record,
             backbone=backbone.name,
-            training={**loop.to_json(), "method": method.to_json(), "cut": part.cut, "backbone_parameters": total},
+            training={**course.to_json(), "method": method.to_json(), "cut": part.cut, "backbone_parameters": total},
         )
+        graft = replace(graft, name=task.name)
     return Run(
         task=task.name,
-        method=api.grafts_of(model).require(task.name).method,
-        settings=loop.settings,
-        trained=count_of_trained(model, task.name),
+        method=api.grafts_of(model).require(name).method,
+        settings=course.settings,
+        trained=count_of_trained(model, name),
         total=total,
         score=score,
         split=split,
         validation=validation,
         test=test,
-        epoch=loop.kept_epoch,
-        epochs=loop.epoch,
-        steps=loop.steps,
-        seconds=loop.seconds,
+        epoch=course.kept_epoch,
+        epochs=course.epoch,
+        steps=course.steps,
+        seconds=course.seconds,
         cut=part.cut,
-        history=loop.history,
+        history=course.history,
         graft=graft,
     )
 

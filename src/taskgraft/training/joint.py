@@ -15,10 +15,10 @@ from taskgraft.methods import DEFAULT_SIZE, HeadOnly, HyperFormer, Method
 from taskgraft.names import check_task_name
 from taskgraft.tasks.metrics import score_of
 from taskgraft.tasks.task import Task
-from taskgraft.training.loop import Loop
+from taskgraft.training.course import Course
 from taskgraft.training.parts import Part, part_of
 from taskgraft.training.progress import Progress
-from taskgraft.training.session import changed, device_of, mounted, trained
+from taskgraft.training.session import backbone_parameters, changed, device_of, mounted, trained
 from taskgraft.training.settings import Settings
 
 
@@ -65,12 +65,12 @@ def fit_joint(
     model, device = backbone.model, device_of()
     kind = "spans" if "spans" in kinds else tasks[0].kind
     settings = settings.resolved(method, kind, rows, has_heads=not model.config.is_encoder_decoder)
-    total = sum(p.numel() for p in model.parameters())
+    total = backbone_parameters(model)
     parts = [part_of(backbone, task, settings, device, prefix=method.trains_backbone) for task in tasks]
     known_as = identity(model, backbone.name)
     mount = mounted(model, {part.name: part.head for part in parts}, method, settings.seed)
-    with trained(backbone, parts, method, settings, mount, run=run, progress=progress, track=track) as loop:
-        return joint_run(backbone, parts, method, loop, total, known_as)
+    with trained(backbone, parts, method, settings, mount, run=run, progress=progress, track=track) as (loop, course):
+        return joint_run(backbone, parts, method, course, loop.evaluate(course, "test"), total, known_as)
 
 
 def default_method(backbone: Backbone) -> HyperFormer:
@@ -84,41 +84,37 @@ def joint_run(
     backbone: Backbone,
     parts: Sequence[Part],
     method: Method,
-    loop: Loop,
+    course: Course,
+    test: dict[str, dict[str, float]],
     total: int,
     known_as: Mapping[str, Any],
 ) -> JointRun:
-    """What came of a loop over several tasks, which are still on the model."""
-    model = backbone.model
-    test = loop.evaluate("test")
-    results = {
-        part.name: result_of(part, loop.validation.get(part.name, {}), test.get(part.name, {})) for part in parts
-    }
-    judged = {
-        name: test.get(name) or loop.validation[name] for name in loop.parts if name in test or name in loop.validation
-    }
-    score = loop.score(judged)
+    """What came of a course over several tasks, which are still on the model."""
+    model, validation = backbone.model, course.validation
+    results = {part.name: result_of(part, validation.get(part.name, {}), test.get(part.name, {})) for part in parts}
+    judged = {name: test.get(name) or validation[name] for name in course.parts if name in test or name in validation}
+    score = course.score(judged)
     joint = get_joint(
         model,
         [part.name for part in parts],
         records={part.name: {"task": part.record, "metrics": results[part.name]} for part in parts},
         metrics={"score": score},
-        training={**loop.to_json(), "backbone_parameters": total},
+        training={**course.to_json(), "backbone_parameters": total},
         backbone=known_as,
     )
     return JointRun(
         method=method,
-        settings=loop.settings,
+        settings=course.settings,
         trained=joint.parameters,
         total=total,
         score=score,
         results=results,
-        epoch=loop.kept_epoch,
-        epochs=loop.epoch,
-        steps=loop.steps,
-        seconds=loop.seconds,
+        epoch=course.kept_epoch,
+        epochs=course.epoch,
+        steps=course.steps,
+        seconds=course.seconds,
         cut={part.name: part.cut for part in parts},
-        history=loop.history,
+        history=course.history,
         joint=joint,
         grafts={} if method.trains_backbone else grafts_in(model, joint),
     )

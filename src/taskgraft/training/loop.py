@@ -1,4 +1,4 @@
-"""The training loop: one task or several together, any method, from rows to the weights that validation keeps.
+"""The training loop: one run, or many side by side on one frozen backbone, any method, from rows to kept weights.
 
 A run is a function of its tasks, method, settings and backbone. Batches follow from the seed and the epoch, and the
 state on disk holds everything else, so a run that is killed and started again ends with the same bits.
@@ -6,391 +6,263 @@ state on disk holds everything else, so a run that is killed and started again e
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
-from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from taskgraft.backbones.api import rows, trainable
-from taskgraft.backbones.checkpoint import TASKS
-from taskgraft.backbones.forward import GraftOutput, loss
-from taskgraft.errors import GraftError, Stopped
-from taskgraft.grafts.graft import STATE
-from taskgraft.nn.heads import IGNORED, LOSSES
-from taskgraft.training.batches import Rows, training_batches
-from taskgraft.training.encode import filled, joined
-from taskgraft.training.optim import AdamW, owned_parameters
-from taskgraft.training.parts import Part
-from taskgraft.training.predict import forward
-from taskgraft.training.progress import Interrupts, Progress
-from taskgraft.training.sampling import Batch, Sampler
-from taskgraft.training.settings import Settings
+from taskgraft.backbones.graphs import recorded
+from taskgraft.errors import GraftError
+from taskgraft.nn.bank import corner
+from taskgraft.training.course import Course
+from taskgraft.training.optim import AdamW
+from taskgraft.training.passes import LaneBatch, Piece, is_out_of_memory, losses_of, packed
+from taskgraft.training.progress import Interrupts
+from taskgraft.training.sampling import Batch
 from taskgraft.training.state import RunFolder, random_state, restore_random_state
 
 
-class Loop:
-    """Tasks being trained on a model: what changes from step to step, how it steps, and how it is saved.
+@dataclass(eq=False)
+class Lane:
+    """A run on its way: its course, where its state is kept, and why it had to end if it went wrong."""
 
-    `settings` are resolved. `average` is the running mean of the trained weights; `kept` is its copy at the last epoch
-    whose validation score was within a standard error of the best.
+    course: Course
+    folder: RunFolder | None = None
+    run_key: str = ""
+    saved_steps: int | None = None  # where a new run would go on
+    saved_at: float = dataclasses.field(default_factory=time.perf_counter)
+    error: GraftError | None = None
+
+
+class Watch(Protocol):
+    """What the loop tells of its lanes as they go."""
+
+    def stepped(self, lane: Lane, loss: float, rows: int) -> None: ...
+    def validated(self, lane: Lane) -> None: ...
+    def ended(self, lane: Lane) -> Lane | None:
+        """It has run to its end, with the kept weights on the model, or to its error; another may take its place.
+
+        The successor is resumed, if there was something to resume.
+        """
+
+
+class Loop:
+    """Lanes driven over a model, a step of each at a time. A run of its own is a loop of one lane.
+
+    `alone` runs keep the random state that dropout draws from. Lanes' batches share passes of up to `pass_tokens`.
     """
 
     def __init__(
         self,
         model: Any,
         tokenizer: Any,
-        parts: Sequence[Part],
-        settings: Settings,
+        optimizer: AdamW,
         device: torch.device,
-        accelerator: Any,
-        folder: RunFolder | None = None,
-        run: str = "",
+        bf16: bool,
+        lanes: list[Lane],
+        *,
+        alone: bool = True,
+        pass_tokens: int = 0,
     ) -> None:
-        assert settings.epochs is not None and settings.learning_rate is not None
-        self.model, self.tokenizer, self.settings = model, tokenizer, settings
-        self.parts = {part.name: part for part in parts}
-        self.epochs, self.rate = settings.epochs, settings.learning_rate
-        self.device, self.accelerator = device, accelerator
-        self.folder, self.run_key = folder, run
-        on_gpu = device.type == "cuda" and torch.cuda.is_bf16_supported()
-        self.bf16 = settings.precision == "bf16" or (settings.precision == "auto" and on_gpu)
-        self.optimizer = AdamW(
-            model, lr=self._rates(), weight_decay=settings.weight_decay, clip_norm=settings.clip_norm
-        )
-        self.highest_rate: float = self.optimizer.defaults["lr"]
-        self.weights = trained_weights(model)
-        # The running statistics of a batch norm fit the weights of their own step, and no mean of weights.
-        self.has_statistics = any(name.endswith(STATE) for name in self.weights)
-        self.average = {name: weight.detach().clone() for name, weight in self.weights.items()}
-        self.kept = {name: weight.detach().clone() for name, weight in self.weights.items()}
-        lengths = {part.name: part.encoded["train"].lengths for part in parts}
-        batches = math.ceil(sum(map(len, lengths.values())) / settings.batch_size)
-        self.sampler = sampler_for(lengths, batches, settings) if len(parts) > 1 else None
-        self.loss_weights = {} if self.sampler is None else self.sampler.loss_weights
-        self.steps_per_epoch = math.ceil(batches / settings.accumulation)
-        self.total_steps = self.epochs * self.steps_per_epoch
-        self.steps = 0  # optimiser steps taken
-        self.epoch = 0  # epochs finished
-        self.seconds = 0.0
-        self.history: list[dict[str, Any]] = []  # an entry for each finished epoch
-        self.kept_epoch = 0
-        self.saved_steps: int | None = None  # where a new run would go on
-        self._since = 0.0
-        self._losses: list[float] = []
+        self.model, self.tokenizer, self.optimizer = model, tokenizer, optimizer
+        self.device, self.bf16 = device, bf16
+        self.lanes, self.alone, self.pass_tokens = list(lanes), alone, pass_tokens
+        self.evaluated_at_once = len(lanes) if device.type == "cuda" else 1  # batches of a task
+        self._since = time.perf_counter()
 
-    @property
-    def name(self) -> str:
-        return ", ".join(self.parts)
+    def train(self, watch: Watch) -> None:
+        """Run every lane to its end: its last epoch, or the one at which patience is lost.
 
-    # -- the run
-
-    def train(self, progress: Progress) -> None:
-        """Run to the end of the last epoch, or until patience is lost, and leave the kept weights on the model."""
-        self.resume()
-        self._since = last_write = time.perf_counter()
-        progress.begin(self.name, self.total_steps, self.steps)
+        Ctrl-C comes out of it as KeyboardInterrupt, once every lane is saved.
+        """
+        self._since = time.perf_counter()
+        self.model.train()
         try:
-            with Interrupts() as interrupts:
-                while not self.finished:
-                    self.model.train()
-                    plan = self._plan()
-                    for group in plan[self.steps - self.epoch * self.steps_per_epoch :]:
-                        value = self._step(group)
-                        progress.step(
-                            self.steps, self.steps / self.steps_per_epoch, value, sum(len(batch) for batch in group)
-                        )
-                        if interrupts.asked or time.perf_counter() - last_write >= self.settings.checkpoint_seconds:
-                            self.save()
-                            last_write = time.perf_counter()
-                        if interrupts.asked:
-                            raise KeyboardInterrupt
-                    self._finish_epoch(progress)
-                    self.save()
-                    last_write = time.perf_counter()
-                    if interrupts.asked and not self.finished:
+            with Interrupts() as interrupts, recorded(self.model):
+                while self._settle(watch):
+                    if not interrupts.asked:
+                        self._step(watch)
+                    for lane in self.lanes:
+                        due = time.perf_counter() - lane.saved_at >= lane.course.settings.checkpoint_seconds
+                        if interrupts.asked or due:
+                            self.save(lane)
+                    if interrupts.asked:
                         raise KeyboardInterrupt
-        except KeyboardInterrupt:  # also a second one, in the middle of something: what is on disk is whole
-            kept = f"the same command goes on from step {self.saved_steps}"
-            if self.saved_steps is None:
-                kept = "nothing was kept" + ("" if self.folder else ": give it a run folder to be able to go on")
-            where = f"step {self.steps} of {self.total_steps}"
-            raise Stopped(f"training of {self.name!r} was stopped at {where}; {kept}.") from None
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
+            settings = max((lane.course.settings for lane in self.lanes), key=lambda each: each.batch_size)
             raise GraftError(
-                f"out of memory with batches of {self.settings.batch_size} texts of up to {self.settings.max_length} "
+                f"out of memory with batches of {settings.batch_size} texts of up to {settings.max_length} "
                 "tokens: halve the batch size and double the accumulation, which trains the same, or lower max_length."
             ) from error
-        finally:
-            progress.end()
-        self._put(self.kept)
-        for part in self.parts.values():
-            part.targets.fold_into(self.model, part.name)
-        self.seconds += time.perf_counter() - self._since
 
-    @property
-    def finished(self) -> bool:
-        scores = [entry["score"] for entry in self.history if entry["score"] is not None]
-        since_best = len(scores) - 1 - max(range(len(scores)), key=scores.__getitem__) if scores else 0
-        return self.epoch >= self.epochs or since_best >= self.settings.patience
+    def _settle(self, watch: Watch) -> bool:
+        """Validate epochs that are through, and let lanes go that have ended, for their successors to come in.
 
-    def _plan(self) -> list[list[Batch]]:
-        """This epoch's batches, in groups that make a step."""
-        settings, step = self.settings, self.settings.accumulation
-        if self.sampler is not None:
-            batches = self.sampler.epoch(self.epoch)
-        else:
-            ((name, part),) = self.parts.items()
-            lengths = part.encoded["train"].lengths
-            found = training_batches(lengths, settings.batch_size, settings.seed, self.epoch)
-            batches = [Batch({name: rows}) for rows in found]
-        return [batches[at : at + step] for at in range(0, len(batches), step)]
+        Whether any lane has a step to take.
+        """
+        place = 0
+        while place < len(self.lanes):
+            lane = self.lanes[place]
+            if lane.error is None and lane.course.epoch_is_through:
+                lane.course.validated(self.evaluate(lane.course, "validation", lane.course.average))
+                watch.validated(lane)
+                self._count_seconds({lane: 1})
+                self.save(lane)
+            if lane.error is None and not lane.course.finished:
+                place += 1
+                continue
+            if lane.error is None:
+                lane.course.put(lane.course.kept)
+                for part in lane.course.parts.values():
+                    part.targets.fold_into(self.model, part.name)
+            successor = watch.ended(lane)
+            self._since = time.perf_counter()
+            if successor is None:
+                del self.lanes[place]
+            else:
+                self.lanes[place] = successor
+        return bool(self.lanes)
 
-    def _step(self, group: Sequence[Batch]) -> float:
-        """One optimiser step over a group of batches: the mean over all of their rows."""
-        for parameters in self.optimizer.param_groups:
-            parameters["lr"] = self.highest_rate * self._schedule()
-        count = sum(len(batch) for batch in group)
-        total = torch.zeros((), device=self.device)
-        for batch in group:
-            value = self._loss(batch) / count
-            value.backward()  # type: ignore[no-untyped-call]
-            total += value.detach()
-        found = float(total)
-        if not math.isfinite(found):
-            raise GraftError(
-                f"the loss of {self.name!r} became {found} at step {self.steps + 1}: lower the learning rate "
-                f"(it is {self.rate:g}), or look for extreme numbers among the labels."
-            )
+    # -- a step
+
+    def _step(self, watch: Watch) -> None:
+        """One optimiser step of every lane, each over its own batches: the mean over all of their rows."""
+        groups = {lane: lane.course.group() for lane in self.lanes}
+        rows = {lane: sum(map(len, group)) for lane, group in groups.items()}
+        for lane in self.lanes:
+            self.optimizer.set_rates(lane.course.rates_now())
+        losses = self._backward(groups)
+        for lane, value in losses.items():
+            if not math.isfinite(value):
+                lane.error = GraftError(
+                    f"the loss of {lane.course.name!r} became {value} at step {lane.course.steps + 1}: lower the "
+                    f"learning rate (it is {lane.course.rate:g}), or look for extreme numbers among the labels."
+                )
+                for owner in lane.course.rates:
+                    self.optimizer.set_active(owner, False)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        self.steps += 1
-        self._update_average()
-        self._losses.append(found)
-        return found
+        going = {lane: value for lane, value in losses.items() if lane.error is None}
+        for lane, value in going.items():
+            lane.course.stepped(value)
+        self._count_seconds(rows)
+        for lane, value in going.items():
+            watch.stepped(lane, value, rows[lane])
 
-    def _loss(self, batch: Batch) -> Tensor:
-        """The sum over a batch of each row's loss, weighted; the tasks' rows lie one after the other."""
-        parts = [self.parts[name] for name in batch.parts]
-        found = [
-            part.encoded["train"].batch(rows.tolist(), self.device)
-            for part, rows in zip(parts, batch.parts.values(), strict=True)
-        ]
-        inputs = found[0][0]
-        if len(found) > 1:
-            inputs = joined([some for some, _ in found], parts[0].encoded["train"].padding)
-        labels = [answers for _, answers in found if answers is not None]
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
-            losses = self._row_losses(batch, inputs, labels)
-        weights = [part.targets.weights(answers) for part, answers in zip(parts, labels, strict=True)]
-        shares = [self.loss_weights.get(part.name, 1.0) for part in parts]
-        sums = [(each * w).sum() * share for each, w, share in zip(losses, weights, shares, strict=True)]
-        return torch.stack(sums).sum()
+    def _backward(self, groups: dict[Lane, list[Batch]]) -> dict[Lane, float]:
+        """Put the gradients of a step on the model and give each lane's loss; in more passes where memory is short."""
+        while True:
+            try:
+                return self._passes(groups)
+            except RuntimeError as error:
+                if self.pass_tokens <= 1 or not is_out_of_memory(error):
+                    raise
+            self.optimizer.zero_grad()  # nothing else has changed yet
+            self.pass_tokens //= 2
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
 
-    def _row_losses(self, batch: Batch, inputs: dict[str, Tensor], labels: Sequence[Tensor]) -> list[Tensor]:
-        """Each row's loss, by task."""
-        sizes, smoothing = [len(rows) for rows in batch.parts.values()], self.settings.label_smoothing
-        names = list(batch.parts)
-        each = (
-            names[0]
-            if len(names) == 1
-            else [name for name, size in zip(names, sizes, strict=True) for _ in range(size)]
-        )
-        if self.parts[names[0]].wording is not None:
-            longest = max(answers.shape[1] for answers in labels)
-            written = torch.cat([filled(answers, longest, IGNORED) for answers in labels])
-            before = self.model.prepare_decoder_input_ids_from_labels(labels=written)
-            with rows(self.model, each):
-                logits = self.model(**inputs, decoder_input_ids=before, use_cache=False).logits
-            return list(torch.split(LOSSES["tokens"](logits.float(), written, smoothing)[0], sizes))
-        output = forward(self.model, each, inputs)
-        losses, begin = [], 0
-        for name, size, answers in zip(names, sizes, labels, strict=True):
-            own = output if len(names) == 1 else rows_of(output, begin, begin + size)
-            scaled = self.parts[name].targets.scaled(answers)
-            losses.append(loss(self.model, own, scaled, rows=name, label_smoothing=smoothing, reduction="none"))
-            begin += size
-        return losses
+    def _passes(self, groups: dict[Lane, list[Batch]]) -> dict[Lane, float]:
+        """A lane's batches follow one another; those of different lanes that come at the same time share passes."""
+        same_length = any(lane.course.has_statistics for lane in groups)
+        found: list[Tensor] = []
+        order: list[int] = []
+        for turn in zip_longest(*groups.values()):
+            batches = [
+                LaneBatch(number, pieces_of(lane.course, batch), sum(map(len, groups[lane])))
+                for number, (lane, batch) in enumerate(zip(groups, turn, strict=True))
+                if batch is not None
+            ]
+            for some in packed(batches, self.pass_tokens, same_length):
+                losses = losses_of(self.model, some, self.device, self.bf16)
+                losses.sum().backward()  # type: ignore[no-untyped-call]
+                found.append(losses.detach())
+                order += [batch.lane for batch in some]
+        totals = [np.float32(0)] * len(groups)
+        with np.errstate(all="ignore"):  # a loss may overflow
+            for number, value in zip(order, torch.cat(found).cpu().numpy(), strict=True):  # the step's one transfer
+                totals[number] = np.float32(totals[number] + value)
+        return dict(zip(groups, map(float, totals), strict=True))
 
-    def _rates(self) -> float | dict[str, float]:
-        """The learning rate; by task where what is its own has another than what tasks share."""
-        own = self.settings.own_rate
-        owners = {owner for _, owners, _ in owned_parameters(self.model) for owner in owners}
-        if own is None or owners <= set(self.parts):
-            return self.rate
-        return {owner: own if owner in self.parts else self.rate for owner in owners}
+    def _count_seconds(self, rows: dict[Lane, int]) -> None:
+        """Share the time since the last count out, by rows."""
+        now = time.perf_counter()
+        for lane, count in rows.items():
+            lane.course.seconds += (now - self._since) * count / sum(rows.values())
+        self._since = now
 
-    def _schedule(self) -> float:
-        """Linear warm-up, then linear decay to zero."""
-        warm = math.ceil(self.settings.warmup * self.total_steps)
-        if self.steps < warm:
-            return (self.steps + 1) / warm
-        return (self.total_steps - self.steps) / (self.total_steps - warm)
-
-    @torch.no_grad()
-    def _update_average(self) -> None:
-        reach = 1.0 if self.has_statistics else max(1.0, self.settings.average * self.total_steps)
-        share = max(1 / reach, 1 / self.steps)
-        torch._foreach_lerp_(list(self.average.values()), [w.detach() for w in self.weights.values()], share)
-
-    def _finish_epoch(self, progress: Progress) -> None:
-        """Validate the running mean, and keep it unless an earlier epoch was clearly better.
-
-        With a few hundred validation rows one of them decides which epoch is highest. So the last epoch within a
-        standard error of the best is kept, not the best itself.
-        """
-        metrics = self.evaluate("validation", self.average)
-        score = self.score(metrics)
-        trained = sum(self._losses) / max(1, len(self._losses))
-        self._losses = []
-        self.epoch += 1
-        self.history.append({"epoch": self.epoch, "loss": trained, "score": score, "tasks": metrics})
-        best = max((entry["score"] for entry in self.history if entry["score"] is not None), default=None)
-        if score is None or best is None or score >= best - self._standard_error(best):
-            self.kept_epoch = self.epoch
-            for name, value in self.average.items():
-                self.kept[name].copy_(value)
-        only = next(iter(self.parts.values()))
-        if score is not None:
-            progress.epoch(self.epoch, only.task.metrics[0] if len(self.parts) == 1 else "mean score", score)
-        scalars = {key: value for key, value in self.history[-1].items() if isinstance(value, (int, float))}
-        for task, found in metrics.items():
-            scalars |= {key if len(self.parts) == 1 else f"{task}/{key}": value for key, value in found.items()}
-        self.accelerator.log(scalars, self.steps)
-
-    def score(self, metrics: dict[str, dict[str, float]]) -> float | None:
-        """The mean over all columns: a task has as many as it has metrics of its own. None where nothing was judged."""
-        columns = [found[metric] for task, found in metrics.items() for metric in self.parts[task].task.metrics]
-        return math.fsum(columns) / len(columns) if columns else None
-
-    def _standard_error(self, score: float) -> float:
-        """That of a mean of shares of validation rows; for other metrics it is a fair guess."""
-        rows = [p.task.splits["validation"].num_rows for p in self.parts.values() if "validation" in p.encoded]
-        return math.sqrt(max(0.0, score * (1 - score)) * sum(1 / n for n in rows)) / len(rows)
+    # -- validation
 
     def evaluate(
-        self, split: str, weights: dict[str, Tensor] | None = None, *, bf16: bool = False
+        self, course: Course, split: str, weights: dict[str, Tensor] | None = None, *, bf16: bool = False
     ) -> dict[str, dict[str, float]]:
         """The metrics of a split of each task that has it, with these weights in the place of the model's own.
 
         What is reported is computed as it will be used: bf16 would round the mean of large numbers in a folded head.
         """
         if weights is not None:
-            own = {name: value.detach().clone() for name, value in self.weights.items()}
-            self._put(weights)
+            own = {name: value.clone() for name, value in course.weights.items()}
+            course.put(weights)
             try:
-                return self.evaluate(split, bf16=self.bf16)
+                return self.evaluate(course, split, bf16=self.bf16)
             finally:
-                self._put(own)
+                course.put(own)
+        settings = course.settings
+        if self.evaluated_at_once > 1:  # one task after the other: as many rows as a pass of all of them has
+            most = min(settings.batch_size * self.evaluated_at_once, self.pass_tokens // (settings.max_length or 1))
+            settings = dataclasses.replace(settings, batch_size=max(settings.batch_size, most))
         return {
-            name: part.evaluate(self.model, self.tokenizer, split, self.settings, self.device, bf16)
-            for name, part in self.parts.items()
+            name: part.evaluate(self.model, self.tokenizer, split, settings, self.device, bf16)
+            for name, part in course.parts.items()
             if split in part.encoded
         }
 
-    def to_json(self) -> dict[str, Any]:
-        """How it went, for a graft's record."""
-        return {
-            "settings": self.settings.to_json(),
-            "epochs": self.epoch,
-            "kept_epoch": self.kept_epoch,
-            "steps": self.steps,
-            "seconds": round(self.seconds, 2),
-            "history": self.history,
-        }
+    # -- a lane's state on disk
 
-    @property
-    def validation(self) -> dict[str, dict[str, float]]:
-        """The metrics by which the kept weights were chosen."""
-        found: dict[str, dict[str, float]] = self.history[self.kept_epoch - 1]["tasks"]
-        return found
-
-    @torch.no_grad()
-    def _put(self, weights: dict[str, Tensor]) -> None:
-        for name, value in self.weights.items():
-            value.copy_(weights[name])
-
-    # -- its state on disk
-
-    def save(self) -> None:
-        if self.folder is None:
+    def save(self, lane: Lane) -> None:
+        lane.saved_at = time.perf_counter()
+        if lane.folder is None:
             return
-        now = time.perf_counter()
-        self.seconds, self._since = self.seconds + now - self._since, now
-        tensors = random_state(self.device)
-        for group, values in (("weights", self.weights), ("average", self.average), ("kept", self.kept)):
-            tensors |= {f"{group}.{name}": value.detach() for name, value in values.items()}
-        state = self.optimizer.state_dict()
-        for number, moments in state["state"].items():
-            tensors |= {f"moments.{number}.{name}": value for name, value in moments.items()}
-        record = {
-            "steps": self.steps,
-            "epoch": self.epoch,
-            "seconds": self.seconds,
-            "history": self.history,
-            "losses": self._losses,
-            "kept_epoch": self.kept_epoch,
-            "slots": state["slots"],
-        }
-        self.folder.write(self.run_key, record, tensors)
-        self.saved_steps = self.steps
+        record, tensors = lane.course.state()
+        if self.alone:
+            tensors |= random_state(self.device)
+        for name, place in lane.course.places.items():
+            for key, moment in self.optimizer.state.get(place.stack, {}).items():
+                tensors[f"{key}.{name}"] = corner(place.of(moment), place.shape)
+        record["slots"] = [self.optimizer.steps_of(owner) for owner in lane.course.rates]
+        lane.folder.write(lane.run_key, record, tensors)
+        lane.saved_steps = lane.course.steps
 
-    def resume(self) -> None:
-        found = self.folder.read(self.run_key) if self.folder is not None else None
+    def resume(self, lane: Lane) -> None:
+        """Go on from the state on disk, where there is one of this run."""
+        found = lane.folder.read(lane.run_key) if lane.folder is not None else None
         if found is None:
             return
         record, tensors = found
-        groups: dict[str, dict[str, Tensor]] = {"weights": {}, "average": {}, "kept": {}, "moments": {}, "random": {}}
-        for name, value in tensors.items():
-            group, _, rest = name.partition(".")
-            groups[group][rest] = value
-        self._put(groups["weights"])
-        for target, source in ((self.average, groups["average"]), (self.kept, groups["kept"])):
-            for name, value in target.items():
-                value.copy_(source[name])
-        moments: dict[int, dict[str, Tensor]] = {}
-        for name, value in groups["moments"].items():
-            number, _, moment = name.partition(".")
-            moments.setdefault(int(number), {})[moment] = value
-        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": moments, "slots": record["slots"]})
-        restore_random_state(tensors, self.device)
-        self.saved_steps = record["steps"]
-        self.steps, self.epoch, self.seconds = record["steps"], record["epoch"], record["seconds"]
-        self.history, self._losses, self.kept_epoch = record["history"], record["losses"], record["kept_epoch"]
+        lane.course.restore(record, tensors)
+        for name, place in lane.course.places.items():
+            for key in ("exp_avg", "exp_avg_sq"):
+                if f"{key}.{name}" in tensors:
+                    moment = place.of(self.optimizer.moments(place.stack)[key])
+                    corner(moment, place.shape).copy_(tensors[f"{key}.{name}"])
+        for owner, steps in zip(lane.course.rates, record["slots"], strict=True):
+            self.optimizer.set_steps(owner, steps)
+        if self.alone:
+            restore_random_state(tensors, self.device)
+        lane.saved_steps = record["steps"]
 
 
-def sampler_for(lengths: dict[str, Rows], batches: int, settings: Settings) -> Sampler:
-    """How several tasks take turns."""
-    mixed = settings.batches == "mixed"
-    return Sampler(
-        lengths, settings.batch_size, batches, settings.seed, settings.temperature, mixed, settings.weighting
-    )
-
-
-def rows_of(output: GraftOutput, begin: int, end: int) -> GraftOutput:
-    """Some rows of an output."""
-    parts = {key: getattr(output, key) for key in ("logits", "token_logits")}
-    return GraftOutput(**{key: None if value is None else value[begin:end] for key, value in parts.items()})
-
-
-def trained_weights(model: Any) -> dict[str, Tensor]:
-    """Everything of a model that training changes: parameters, and the running statistics of a batch norm."""
-    own = model._keys_to_ignore_on_save
-    state = model.state_dict(keep_vars=True)
-    weights = {name: value for name, value in state.items() if name not in own and not name.startswith(f"{TASKS}.")}
-    half = [name for name, value in trainable(model).items() if value.dtype in (torch.float16, torch.bfloat16)]
-    if half:
-        raise GraftError(
-            f"{half[0]} would be trained in {str(model.dtype).removeprefix('torch.')}, where small steps are lost: "
-            "load the backbone with dtype=torch.float32 (precision='bf16' still computes in bf16)."
-        )
-    return weights
-
-
-def is_out_of_memory(error: RuntimeError) -> bool:
-    text = str(error).lower()
-    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in text or "can't allocate memory" in text
+def pieces_of(course: Course, batch: Batch) -> list[Piece]:
+    """The rows of a batch, by task, with what their losses count."""
+    return [
+        Piece(course.parts[task], rows, course.settings.label_smoothing, course.loss_weights.get(task, 1.0))
+        for task, rows in batch.parts.items()
+    ]

@@ -17,13 +17,15 @@ from taskgraft.backbones.api import grafts_of
 from taskgraft.backbones.kinds import HyperKind
 from taskgraft.errors import GraftError
 from taskgraft.nn.bank import padded_to
+from taskgraft.nn.bottleneck import has_triton
 
 
 class AdamW(torch.optim.Optimizer):
     """AdamW (Loshchilov & Hutter) for the trained tasks of a grafted model.
 
-    `lr` and `clip_norm` are numbers, or a mapping by task. A scheduler acts on `param_groups[i]["lr"]`, which scales
-    every task's own rate. Weight decay goes by role: matrices yes; biases, norms, embeddings and hypernetworks no.
+    `lr`, `weight_decay` and `clip_norm` are numbers, or a mapping by task. A scheduler acts on
+    `param_groups[i]["lr"]`, which scales every task's own rate; `set_rates` sets the rates themselves. Weight decay
+    goes by role: matrices yes; biases, norms, embeddings and hypernetworks no.
     What tasks share (norms, a hypernetwork, a fully fine-tuned backbone) steps as one more slot. Make it after the
     tasks to train have been chosen.
     """
@@ -33,7 +35,7 @@ class AdamW(torch.optim.Optimizer):
         model: Any,
         lr: float | Mapping[str, float] = 1e-3,
         *,
-        weight_decay: float = 0.01,
+        weight_decay: float | Mapping[str, float] = 0.01,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-6,
         clip_norm: float | Mapping[str, float] | None = None,
@@ -53,20 +55,63 @@ class AdamW(torch.optim.Optimizer):
         for decays in (True, False):
             parameters = [(p, owners) for p, owners, decayed in owned if decayed == decays]
             if parameters:
-                decay = weight_decay if decays else 0.0
                 slots = [[number[owner] for owner in owners] for _, owners in parameters]
-                groups.append({"params": [p for p, _ in parameters], "weight_decay": decay, "slots": slots})
+                groups.append({"params": [p for p, _ in parameters], "decays": decays, "slots": slots})
         super().__init__(groups, {"lr": base, "betas": betas, "eps": eps})
         count = len(self.owners)
         clips = per_owner("clip_norm", float("inf") if clip_norm is None else clip_norm, self.owners)
         self.rate = torch.tensor([rate / base for rate in rates], dtype=torch.float64)  # share of the group's rate
         self.clip_norm = torch.tensor(clips, dtype=torch.float64)
+        self.weight_decay = torch.tensor(per_owner("weight_decay", weight_decay, self.owners), dtype=torch.float64)
         self.steps = torch.zeros(count)  # how many steps each task has taken
         self.active = torch.ones(count, dtype=torch.bool)  # a task switched off here never changes
+        self._table: Any = None  # where everything lies, for the kernels
+        self._table_places: tuple[int, ...] = ()
+        self.sets_rates = False  # whether `rate` is a rate, and not a share of the group's
 
     def set_active(self, task: str, active: bool) -> None:
         """Let a task take part in steps, or hold it still, moments included."""
         self.active[self.owners.index(task)] = active
+
+    def set_rates(self, rates: Mapping[str, float]) -> None:
+        """The learning rates of these tasks from now on; what a scheduler does to the groups then multiplies them."""
+        if not self.sets_rates:
+            self.rate *= self.param_groups[0]["lr"]
+            self.sets_rates = True
+            for group in self.param_groups:
+                group["lr"] = 1.0
+        for task, rate in rates.items():
+            self.rate[self.owners.index(task)] = rate
+
+    def steps_of(self, task: str) -> float:
+        """How many steps a task has taken."""
+        return float(self.steps[self.owners.index(task)])
+
+    def set_steps(self, task: str, steps: float) -> None:
+        self.steps[self.owners.index(task)] = steps
+
+    @torch.no_grad()
+    def restart(self, old: str, new: str, *, weight_decay: float, clip_norm: float) -> None:
+        """Let a task take the slot of another that it was swapped with: no steps taken yet, no moments."""
+        number = self.owners.index(old)
+        self.owners[number] = new
+        self._table = None
+        self.weight_decay[number], self.clip_norm[number] = weight_decay, clip_norm
+        self.steps[number], self.active[number] = 0, True
+        for group in self.param_groups:
+            for parameter, slots in zip(group["params"], group["slots"], strict=True):
+                for moment in self.state[parameter].values() if number in slots else ():
+                    by_slot(moment, slots)[slots.index(number)].zero_()
+
+    def moments(self, parameter: Tensor) -> dict[str, Tensor]:
+        """The running means of a parameter's gradient and of its square, each of the parameter's shape."""
+        state: dict[str, Tensor] = self.state[parameter]
+        for key in ("exp_avg", "exp_avg_sq"):
+            if key not in state:
+                state[key] = torch.zeros_like(parameter)
+            elif state[key].shape != parameter.shape:  # the bank was widened for a larger task
+                state[key] = padded_to(parameter.shape[1:], state[key])
+        return state
 
     def gradient_norms(self) -> dict[str, float]:
         """The norm of each task's gradient now; 0 for a task without rows."""
@@ -112,7 +157,7 @@ class AdamW(torch.optim.Optimizer):
     def _with_rows(self, norms: Tensor) -> Tensor:
         """Which tasks have any gradient at all; a norm may be zero because its square is too small to write."""
         found = norms != 0
-        if not found.all():
+        if not found[self.active].all():
             for _, parameter, slots in self._stacks():
                 some = (by_slot(cast(Tensor, parameter.grad), slots) != 0).flatten(1).any(1).cpu()
                 found[torch.tensor(slots)[some]] = True
@@ -132,19 +177,66 @@ class AdamW(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._check_current()
+        if self._can_fuse():
+            self._fused_step()
+            return loss
         norms = self._norms()
         active = self.active & self._with_rows(norms)
         clip = torch.where(norms > self.clip_norm, self.clip_norm / norms, 1.0)
         together = (
-            active.all() and (clip == 1).all() and len(set(self.rate.tolist())) == len(set(self.steps.tolist())) == 1
+            active.all()
+            and (clip == 1).all()
+            and all(len(set(each.tolist())) == 1 for each in (self.rate, self.weight_decay, self.steps))
         )
         if together:  # nothing tells the tasks apart in this step: whole stacks
             self._update(None, 0, 1.0)
         else:
             for owner in active.nonzero()[:, 0].tolist():
                 self._update(owner, owner, float(clip[owner]))
-        self.steps += active
+        self.steps = self.steps.cpu() + active
         return loss
+
+    def _can_fuse(self) -> bool:
+        """Whether the kernels can take the step: float32 on one GPU, and one rate for all groups."""
+        one_rate = len({(group["lr"], group["betas"], group["eps"]) for group in self.param_groups}) == 1
+        first = self.param_groups[0]["params"][0]
+        if not (one_rate and first.is_cuda and has_triton()):
+            return False
+        return all(
+            p.dtype == torch.float32 and p.device == first.device and p.is_contiguous()
+            for group in self.param_groups
+            for p in group["params"]
+        )
+
+    def _fused_step(self) -> None:
+        """The same step in three launches, without waiting for the GPU."""
+        from taskgraft.nn.adamw_kernels import Stack, Table
+
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        places = tuple(p.data_ptr() for p in parameters)
+        if self._table is None or self._table_places != places:
+            stacks = []
+            for group in self.param_groups:
+                for p, slots in zip(group["params"], group["slots"], strict=True):
+                    moments = self.moments(p)
+                    decay = [float(self.weight_decay[owner]) if group["decays"] else 0.0 for owner in slots]
+                    gradient = torch.zeros_like(p) if p.grad is None else p.grad
+                    stacks.append(Stack(p, gradient, moments["exp_avg"], moments["exp_avg_sq"], slots, decay))
+            self._table, self._table_places = Table(stacks, len(self.owners), parameters[0].device), places
+        table = self._table
+        moved = [(own, p.grad) for own, p in zip(table.gradients, parameters, strict=True) if p.grad is not own]
+        if moved:  # the table knows the gradients by where they lay at first
+            there = [(own, grad) for own, grad in moved if grad is not None]
+            for own, grad in moved:
+                if grad is None:
+                    own.zero_()
+            if there:
+                torch._foreach_copy_([own for own, _ in there], [grad for _, grad in there])
+        group = self.param_groups[0]
+        self.steps = self.steps.to(table.device)
+        now = torch.stack([self.rate * group["lr"], self.clip_norm, self.active.double()])
+        rates, clips, active = now.to(table.device, non_blocking=True)
+        table.step(rates, clips, active, self.steps, group["betas"], group["eps"])
 
     def _update(self, only: int | None, owner: int, clip: float) -> None:
         """One AdamW step of one task's slots, or (None) of every slot, with the settings of `owner`."""
@@ -153,13 +245,7 @@ class AdamW(torch.optim.Optimizer):
             for parameter, slots in zip(group["params"], group["slots"], strict=True):
                 if parameter.grad is None or (only is not None and only not in slots):
                     continue
-                state = self.state[parameter]
-                if not state:
-                    state["exp_avg"] = torch.zeros_like(parameter)
-                    state["exp_avg_sq"] = torch.zeros_like(parameter)
-                elif state["exp_avg"].shape != parameter.shape:  # the bank was widened for a larger task
-                    for key in ("exp_avg", "exp_avg_sq"):
-                        state[key] = padded_to(parameter.shape[1:], state[key])
+                state = self.moments(parameter)
                 stacks = (parameter, parameter.grad, state["exp_avg"], state["exp_avg_sq"])
                 for values, stack in zip(lists, stacks, strict=True):
                     values.append(stack if only is None else by_slot(stack, slots)[slots.index(only)])
@@ -180,7 +266,7 @@ class AdamW(torch.optim.Optimizer):
                 beta1=group["betas"][0],
                 beta2=group["betas"][1],
                 lr=float(group["lr"] * self.rate[owner]),
-                weight_decay=group["weight_decay"],
+                weight_decay=float(self.weight_decay[owner]) if group["decays"] else 0.0,
                 eps=group["eps"],
                 maximize=False,
             )

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from taskgraft.backbones.api import grafts_of, rows
 from taskgraft.backbones.forward import GraftOutput, pooled
+from taskgraft.backbones.graphs import call
 from taskgraft.errors import GraftError
 from taskgraft.methods import HeadOnly
 from taskgraft.tasks.metrics import evaluate
@@ -40,8 +41,7 @@ class Prediction:
 def forward(model: Any, name: str | Sequence[str], inputs: dict[str, Tensor]) -> GraftOutput:
     """The model's output for rows of one task, or of each row's own; from cached features, that of the head alone."""
     if FEATURES not in inputs:
-        with rows(model, name):
-            output: GraftOutput = model(**inputs)
+        output: GraftOutput = call(model, name, inputs)
         return output
     assert isinstance(name, str)
     grafts = grafts_of(model)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
+from datetime import timedelta
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -80,6 +82,100 @@ def progress_for(wish: Progress | bool | None) -> Progress:
         wish = sys.stderr.isatty()
     if isinstance(wish, bool):
         return Bar() if wish else Quiet()
+    return wish
+
+
+# -- many runs at once
+
+
+class ManyProgress(Protocol):
+    """What many runs tell of themselves, by name. `score` is the best on validation rows so far, if there is one."""
+
+    def begin(self, names: Sequence[str], done: Sequence[str]) -> None: ...
+    def lane(
+        self, name: str, step: int, steps: int, epoch: float, loss: float, score: float | None, rows: int
+    ) -> None: ...
+    def run(self, name: str, score: float | None) -> None: ...
+    def end(self) -> None: ...
+
+
+class ManyQuiet:
+    """Says nothing."""
+
+    def begin(self, names: Sequence[str], done: Sequence[str]) -> None:
+        pass
+
+    def lane(self, name: str, step: int, steps: int, epoch: float, loss: float, score: float | None, rows: int) -> None:
+        pass
+
+    def run(self, name: str, score: float | None) -> None:
+        pass
+
+    def end(self) -> None:
+        pass
+
+
+class RunsTable:
+    """A live table on stderr: a line for each run under way, and how far all of them are."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._lines: dict[str, tuple[int, int, float, float, float | None]] = {}
+        self._all, self._ended, self._before = 0, 0, 0
+        self._rows, self._since = 0, 0.0
+        self._live = Live(
+            console=Console(stderr=True), get_renderable=self._table, refresh_per_second=8, transient=True
+        )
+
+    def begin(self, names: Sequence[str], done: Sequence[str]) -> None:
+        self._all, self._ended, self._before = len(names), len(done), len(done)
+        self._lines, self._rows, self._since = {}, 0, time.perf_counter()
+        self._live.start()
+
+    def lane(self, name: str, step: int, steps: int, epoch: float, loss: float, score: float | None, rows: int) -> None:
+        self._lines[name] = (step, steps, epoch, loss, score)
+        self._rows += rows
+
+    def run(self, name: str, score: float | None) -> None:
+        self._lines.pop(name, None)
+        self._ended += 1
+
+    def end(self) -> None:
+        self._live.stop()
+
+    def _table(self) -> Any:
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+
+        table = Table(box=None, caption=self.footer(), caption_justify="left", pad_edge=False)
+        for heading in ("run", "epoch", "loss", "best", ""):
+            table.add_column(heading, justify="right" if heading in ("epoch", "loss", "best") else "left")
+        for name, (step, steps, epoch, loss, score) in list(self._lines.items()):
+            best = "-" if score is None else f"{score:.3f}"
+            table.add_row(name, f"{epoch:.1f}", f"{loss:.3f}", best, ProgressBar(steps, step, width=24))
+        return table
+
+    def footer(self) -> str:
+        """All runs in a line: "12 of 48 done, 3 waiting, 410 rows/s, 0:12:30 left"."""
+        seconds = max(time.perf_counter() - self._since, 1e-9)
+        under_way = sum(step / steps for step, steps, *_ in list(self._lines.values()))
+        waiting = self._all - self._ended - len(self._lines)
+        parts = [f"{self._ended} of {self._all} done", f"{waiting} waiting", f"{self._rows / seconds:.0f} rows/s"]
+        progressed = self._ended - self._before + under_way
+        if progressed > 0:
+            left = seconds * (self._all - self._ended - under_way) / progressed
+            parts.append(f"{timedelta(seconds=round(left))} left")
+        return ", ".join(parts)
+
+
+def many_progress_for(wish: ManyProgress | bool | None) -> ManyProgress:
+    """The listener that a caller of many runs asked for: its own, a table (True), none, or a table on a terminal."""
+    if wish is None:
+        wish = sys.stderr.isatty()
+    if isinstance(wish, bool):
+        return RunsTable() if wish else ManyQuiet()
     return wish
 
 

@@ -7,18 +7,24 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
 from os import PathLike
 from typing import Any
 
 import torch
 
 from taskgraft.backbones import api
+from taskgraft.backbones.checkpoint import TASKS
+from taskgraft.backbones.insert import Grafts
 from taskgraft.backbones.load import Backbone
-from taskgraft.errors import GraftError
+from taskgraft.errors import GraftError, Stopped
 from taskgraft.grafts.fingerprint import fingerprint
-from taskgraft.methods import Method
+from taskgraft.methods import HeadOnly, Method
+from taskgraft.nn.bank import Place
 from taskgraft.nn.heads import Head
-from taskgraft.training.loop import Loop
+from taskgraft.training.course import Course
+from taskgraft.training.loop import Lane, Loop
+from taskgraft.training.optim import AdamW, owned_parameters
 from taskgraft.training.parts import Part
 from taskgraft.training.predict import cache_features, cacheable
 from taskgraft.training.progress import Progress, progress_for
@@ -47,7 +53,7 @@ def trained(
     progress: Progress | bool | None,
     track: str | None,
     start: str = "",
-) -> Iterator[Loop]:
+) -> Iterator[tuple[Loop, Course]]:
     """Train tasks to the end; inside the block they are on the model, with the weights that were kept.
 
     `mount` puts them on the model, and takes them off again. `start` says what they start from, if not from scratch.
@@ -67,37 +73,129 @@ def trained(
                 cache_features(model, parts[0].name, encoded, settings.batch_size, device)
         torch.manual_seed(settings.seed)
         key = run_key(model, parts, method, settings, start)
-        loop = Loop(model, backbone.tokenizer, parts, settings, device, accelerator, folder, key)
-        loop.train(progress_for(progress))
-        yield loop
+        rates = rates_of(model, [part.name for part in parts], settings)
+        course = Course({part.name: part for part in parts}, settings, trained_places(model), rates)
+        optimizer = AdamW(model, rates, weight_decay=settings.weight_decay, clip_norm=settings.clip_norm)
+        lane = Lane(course, folder, key)
+        loop = Loop(model, backbone.tokenizer, optimizer, device, computes_in_bf16(settings, device), [lane])
+        loop.resume(lane)
+        train_alone(loop, lane, Heard(progress_for(progress), accelerator))
+        yield loop, course
+
+
+def train_alone(loop: Loop, lane: Lane, heard: Heard) -> None:
+    """Train the one lane of a loop, and say how to go on where it is stopped."""
+    course = lane.course
+    heard.progress.begin(course.name, course.total_steps, course.steps)
+    try:
+        loop.train(heard)
+    except KeyboardInterrupt:  # also a second one, in the middle of something: what is on disk is whole
+        kept = f"the same command goes on from step {lane.saved_steps}"
+        if lane.saved_steps is None:
+            kept = "nothing was kept" + ("" if lane.folder else ": give it a run folder to be able to go on")
+        where = f"step {course.steps} of {course.total_steps}"
+        raise Stopped(f"training of {course.name!r} was stopped at {where}; {kept}.") from None
+    finally:
+        heard.progress.end()
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What a run of its own tells: people by their progress, trackers by Accelerate."""
+
+    progress: Progress
+    accelerator: Any
+
+    def stepped(self, lane: Lane, loss: float, rows: int) -> None:
+        course = lane.course
+        self.progress.step(course.steps, course.steps / course.steps_per_epoch, loss, rows)
+
+    def validated(self, lane: Lane) -> None:
+        course, entry = lane.course, lane.course.history[-1]
+        only = next(iter(course.parts.values())) if len(course.parts) == 1 else None
+        if entry["score"] is not None:
+            self.progress.epoch(course.epoch, "mean score" if only is None else only.task.metrics[0], entry["score"])
+        scalars = {key: value for key, value in entry.items() if isinstance(value, (int, float))}
+        for task, found in entry["tasks"].items():
+            scalars |= {f"{task}/{key}" if only is None else key: value for key, value in found.items()}
+        self.accelerator.log(scalars, course.steps)
+
+    def ended(self, lane: Lane) -> None:
+        if lane.error is not None:
+            raise lane.error
+
+
+def rates_of(model: Any, tasks: Sequence[str], settings: Settings) -> dict[str, float]:
+    """The learning rate of each of the optimiser's slots: what is a task's own may have another than what is shared."""
+    assert settings.learning_rate is not None
+    owners = list(dict.fromkeys(owner for _, owners, _ in owned_parameters(model) for owner in owners))
+    own = settings.own_rate
+    if own is None or set(owners) <= set(tasks):
+        own = settings.learning_rate
+    return {owner: own if owner in tasks else settings.learning_rate for owner in owners}
+
+
+def computes_in_bf16(settings: Settings, device: torch.device) -> bool:
+    on_gpu = device.type == "cuda" and torch.cuda.is_bf16_supported()
+    return settings.precision == "bf16" or (settings.precision == "auto" and on_gpu)
+
+
+def trained_places(model: Any) -> dict[str, Place]:
+    """Everything of a model that training changes: parameters, and the running statistics of a batch norm."""
+    own = model._keys_to_ignore_on_save
+    state = model.state_dict(keep_vars=True)
+    weights = {name: value for name, value in state.items() if name not in own and not name.startswith(f"{TASKS}.")}
+    half = [name for name, value in api.trainable(model).items() if value.dtype in (torch.float16, torch.bfloat16)]
+    if half:
+        raise GraftError(
+            f"{half[0]} would be trained in {str(model.dtype).removeprefix('torch.')}, where small steps are lost: "
+            "load the backbone with dtype=torch.float32 (precision='bf16' still computes in bf16)."
+        )
+    return {name: Place(value, None, tuple(value.shape)) for name, value in weights.items()}
+
+
+@contextmanager
+def lent(model: Any) -> Iterator[Grafts]:
+    """A model that takes tasks, grafted if it was not; afterwards it is as it was found, to the bit."""
+    was_training = model.training
+    bare = getattr(model, "taskgraft", None) is None
+    if bare:
+        api.graft(model, HeadOnly(), tasks=())
+    grafts = api.grafts_of(model)
+    tasks, trained, shared = set(grafts.tasks), list(grafts.trained), grafts.trains_shared
+    widths = [(bank, bank.width) for kind in grafts.kinds.values() for bank in kind.banks.values()]
+    try:
+        yield grafts
+    finally:
+        if bare:
+            api.ungraft(model)
+        else:
+            api.train_only(model, [])
+            for name in [name for name in grafts.tasks if name not in tasks]:
+                api.remove_task(model, name)
+            for bank, width in widths:
+                if bank.width > width:
+                    bank.narrow(width)
+            api.train_only(model, trained, shared=shared)
+        model.train(was_training)
 
 
 @contextmanager
 def mounted(model: Any, heads: Mapping[str, Head | None], method: Method, seed: int) -> Iterator[None]:
     """Tasks on the model, alone in being trained; afterwards the model is as it was found, to the bit."""
-    was_training = model.training
-    if getattr(model, "taskgraft", None) is None:
-        api.graft(model, method, heads, seed=seed)
-        try:
-            yield
-        finally:
-            api.ungraft(model)
-            model.train(was_training)
-        return
-    grafts = api.grafts_of(model)
-    before, shared = list(grafts.trained), grafts.trains_shared
-    added: list[str] = []
-    try:
+    with lent(model):
         for number, (name, head) in enumerate(heads.items()):
             api.add_task(model, name, method, head, seed=seed + number, train=False)
-            added.append(name)
-        api.train_only(model, added)
+        api.train_only(model, list(heads))
         yield
-    finally:
-        for name in added:
-            api.remove_task(model, name)
-        api.train_only(model, before, shared=shared)
-        model.train(was_training)
+
+
+def backbone_parameters(model: Any) -> int:
+    """How many parameters a backbone has, without those of tasks that are being trained on it."""
+    grafts = getattr(model, "taskgraft", None)
+    kinds = [] if grafts is None else grafts.kinds.values()
+    added = {id(p) for kind in kinds for bank in kind.all_banks for p in bank.parameters()}
+    return sum(p.numel() for p in model.parameters() if id(p) not in added)
 
 
 def device_of() -> torch.device:
