@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 import transformers
-from cpu import keep_memory, measure
+from timing import keep_memory, measure
 
 import taskgraft as tg
 
