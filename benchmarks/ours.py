@@ -40,8 +40,9 @@ def grafted(setting: Setting, tasks: int) -> Any:
     """A backbone with this many tasks at rest; kept, since a large bank takes its time."""
     model = tg.graft(stock_model(setting), method(setting), {"t0": 2})
     tg.train_only(model, [])
-    for number, name in enumerate(task_names(tasks)[1:], start=1):
-        tg.add_task(model, name, method(setting), 2, seed=number, train=False)
+    graft = tg.get_graft(model, "t0")
+    for name in task_names(tasks)[1:]:
+        tg.add_graft(model, graft, name)
     return perturb(model).eval()
 
 

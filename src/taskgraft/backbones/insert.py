@@ -201,6 +201,7 @@ class Grafts:
         except GraftError:
             self.banks.discard_empty()
             raise
+        weights = sent(weights, self.device)
         for kind, size in plan:
             kind.add(name, size, weights)
         if head is not None:
@@ -389,3 +390,13 @@ class Grafts:
         self.backbone.give_back(restore)
         for attribute in ("taskgraft", "forward", "generate", "accepts_loss_kwargs"):
             model.__dict__.pop(attribute, None)
+
+
+def sent(weights: Mapping[str, Tensor], device: torch.device) -> Mapping[str, Tensor]:
+    """A task's weights on a GPU, in one transfer where they come from the host in one precision."""
+    values = list(weights.values())
+    if device.type != "cuda" or len({(value.dtype, value.device.type) for value in values}) != 1 or values[0].is_cuda:
+        return weights
+    flat = torch.cat([value.reshape(-1) for value in values]).to(device, non_blocking=True)
+    parts = torch.split(flat, [value.numel() for value in values])
+    return {name: part.view(value.shape) for (name, value), part in zip(weights.items(), parts, strict=True)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from collections import Counter
@@ -49,13 +50,11 @@ def fingerprint(model: Any) -> Fingerprint:
 
     A grafted model remembers it for as long as no weight of the backbone has changed.
     """
-    settings, tensors = settings_of(model.config), backbone_tensors(model)
-    state = (settings, [(name, value.dtype, value.data_ptr(), changes_of(value)) for name, value in tensors.items()])
     grafts = getattr(model, "taskgraft", None)
-    known, remembered = getattr(grafts, "_fingerprint", (None, None))
-    if remembered is not None and known == state:
-        result: Fingerprint = remembered
-        return result
+    remembered: Remembered | None = getattr(grafts, "_fingerprint", None)
+    if remembered is not None and remembered.holds(model):
+        return remembered.fingerprint
+    settings, tensors = settings_of(model.config), backbone_tensors(model)
     body = {name: value for name, value in tensors.items() if not name.startswith("pooler.")}
     pooler = {name: value for name, value in tensors.items() if name.startswith("pooler.")}
     counted: Counter[torch.dtype] = Counter()
@@ -65,8 +64,41 @@ def fingerprint(model: Any) -> Fingerprint:
     pooler_hashes = hashes("", pooler) if pooler else (None, None)
     made = Fingerprint(*hashes(settings, body), dtype, *pooler_hashes)
     if grafts is not None:
-        grafts._fingerprint = (state, made)
+        grafts._fingerprint = Remembered.of(model, tensors, made)
     return made
+
+
+@dataclass(frozen=True, eq=False)
+class Remembered:
+    """A fingerprint and what it was made from, to be able to tell quickly that nothing of that has changed."""
+
+    fingerprint: Fingerprint
+    config: dict[str, Any]
+    tables: list[dict[str, Tensor | None]]  # in which modules keep their tensors; wrappers share them
+    state: list[Any]
+
+    @classmethod
+    def of(cls, model: Any, tensors: Mapping[str, Tensor], made: Fingerprint) -> Remembered:
+        places = {value.data_ptr() for value in tensors.values()}
+        tables = [
+            table
+            for module in model.base_model.modules()
+            for table in (module._parameters, module._buffers)
+            if any(value is not None and value.data_ptr() in places for value in table.values())
+        ]
+        return cls(made, copy.deepcopy(vars(model.config)), tables, cls.state_of(tables))
+
+    @staticmethod
+    def state_of(tables: list[dict[str, Tensor | None]]) -> list[Any]:
+        return [
+            (id(value), value.dtype, value.data_ptr(), changes_of(value))
+            for table in tables
+            for value in table.values()
+            if value is not None
+        ]
+
+    def holds(self, model: Any) -> bool:
+        return self.config == vars(model.config) and self.state == self.state_of(self.tables)
 
 
 def settings_of(config: Any) -> str:

@@ -177,13 +177,15 @@ def fine(logits: Tensor) -> Tensor:
 
 def smooth_cross_entropy(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
     """Cross entropy whose smoothing spreads over the classes that exist (not -inf); 0 at ignored labels."""
+    if not smoothing:
+        losses = F.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=IGNORED, reduction="none")
+        return losses.view(labels.shape)
     known = torch.isfinite(logits)
     log_p = logits.log_softmax(-1)
     ignored = labels == IGNORED
     loss = -log_p.gather(-1, labels.masked_fill(ignored, 0)[..., None])[..., 0]
-    if smoothing:
-        spread = -torch.where(known, log_p, log_p.new_zeros(())).sum(-1) / known.sum(-1)
-        loss = (1 - smoothing) * loss + smoothing * spread
+    spread = -torch.where(known, log_p, log_p.new_zeros(())).sum(-1) / known.sum(-1)
+    loss = (1 - smoothing) * loss + smoothing * spread
     return torch.where(ignored, loss.new_zeros(()), loss)
 
 

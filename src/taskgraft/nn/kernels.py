@@ -20,7 +20,7 @@ from taskgraft.nn.rows import Segments
 
 MOST_UNITS, MOST_WIDTH, WIDTH_STEP = 512, 8192, 16
 TOKENS = 128  # of a stretch, where all rows share one task and are cut anew
-PROGRAMS = 512  # that fill a large GPU: a segment is cut into parts until there are so many
+PROGRAMS = 264  # that fill a large GPU, two on each processor: work is cut into so many parts
 NAMES = ("down", "down_bias", "up", "up_bias", "after_weight", "after_bias")
 
 
@@ -87,13 +87,13 @@ def _slope(z, ACT: tl.constexpr):
 @triton.jit
 def _forward(
     x, rows, sizes, down, down_bias, up, up_bias, after_weight, after_bias, y, z, mean, rstd, length, tokens, scaling,
-    D: tl.constexpr, M: tl.constexpr, ACT: tl.constexpr, ROUTED: tl.constexpr, MASKED: tl.constexpr,
+    D: tl.constexpr, M: tl.constexpr, ACT: tl.constexpr, ROUTE: tl.constexpr, MASKED: tl.constexpr,
     NORM: tl.constexpr, EPS: tl.constexpr, SAVE: tl.constexpr, KIND: tl.constexpr, PRECISION: tl.constexpr,
     BL: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
     """y = x + scaling * branch for a block of BL tokens of one row; z are the hidden units before the activation."""
     row = tl.program_id(1).to(tl.int64)
-    slot = tl.load(rows + row).to(tl.int64) if ROUTED else row
+    slot = row if ROUTE == "own" else tl.load(rows + (row if ROUTE == "rows" else 0)).to(tl.int64)
     place = tl.program_id(0) * BL + tl.arange(0, BL)
     token = row * length + place
     here = (place < length) & (token < tokens)
@@ -152,13 +152,13 @@ def _forward(
 @triton.jit
 def _input_gradient(
     dy, rows, sizes, down, up, up_bias, after_weight, z, mean, rstd, dx, dz, h, c1, c2, length, tokens, scaling,
-    D: tl.constexpr, M: tl.constexpr, ACT: tl.constexpr, ROUTED: tl.constexpr, MASKED: tl.constexpr,
+    D: tl.constexpr, M: tl.constexpr, ACT: tl.constexpr, ROUTE: tl.constexpr, MASKED: tl.constexpr,
     NORM: tl.constexpr, NEEDED: tl.constexpr, KIND: tl.constexpr, PRECISION: tl.constexpr,
     BL: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
     """dz, h = act(z), and dx = dy + dz @ down^T where needed; with a norm, also the means of its gradient, c1, c2."""
     row = tl.program_id(1).to(tl.int64)
-    slot = tl.load(rows + row).to(tl.int64) if ROUTED else row
+    slot = row if ROUTE == "own" else tl.load(rows + (row if ROUTE == "rows" else 0)).to(tl.int64)
     place = tl.program_id(0) * BL + tl.arange(0, BL)
     token = row * length + place
     here = (place < length) & (token < tokens)
@@ -222,9 +222,9 @@ def _input_gradient(
 
 @triton.jit
 def _weight_gradient(
-    x, dy, h, dz, order, starts, up, up_bias, after_weight, mean, rstd, c1, c2,
-    d_down, d_down_bias, d_up, d_up_bias, d_after_weight, d_after_bias, stride, length, tokens, scaling,
-    D: tl.constexpr, M: tl.constexpr, ORDERED: tl.constexpr, NORM: tl.constexpr, KIND: tl.constexpr,
+    x, dy, h, dz, rows, order, starts, up, up_bias, after_weight, mean, rstd, c1, c2,
+    d_down, d_down_bias, d_up, d_up_bias, d_after_weight, d_after_bias, stride, stretches, length, tokens, scaling,
+    D: tl.constexpr, M: tl.constexpr, ROUTE: tl.constexpr, NORM: tl.constexpr, KIND: tl.constexpr,
     PRECISION: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
     """One task's gradients for BD columns of d, over every `parts`-th row of its segment."""
@@ -239,8 +239,14 @@ def _weight_gradient(
         w = tl.load(up + slot * M * D + units[:, None] * D + d[None, :], real[:, None] & inside[None, :], other=0.0)
         base = tl.load(up_bias + slot * D + d, mask=inside, other=0.0).to(tl.float32)
         gain = tl.load(after_weight + slot * D + d, mask=inside, other=0.0).to(tl.float32)
-    for number in range(tl.load(starts + slot) + part, tl.load(starts + slot + 1), parts):
-        row = tl.load(order + number).to(tl.int64) if ORDERED else number + 0 * slot
+    if ROUTE == "rows":
+        first, last = tl.load(starts + slot), tl.load(starts + slot + 1)
+    elif ROUTE == "one":
+        first, last = 0 * slot, tl.where(tl.load(rows) == slot, stretches, 0).to(tl.int64)
+    else:
+        first, last = slot, slot + 1
+    for number in range(first + part, last, parts):
+        row = tl.load(order + number).to(tl.int64) if ROUTE == "rows" else number + 0 * slot
         for begin in range(0, length, BT):
             place = begin + step
             token = row * length + place
@@ -288,21 +294,22 @@ def tiles(units: int, length: int, tokens: int, wide: bool, backward: bool = Fal
 
 def weight_tiles(units: int, wide: bool) -> dict[str, int]:
     bm = max(16, triton.next_power_of_2(units))
-    bd = {128: 64, 256: 32, 512: 16}.get(bm, 128)
-    bt = 32 if wide or bm > 128 else 64
+    bd = {256: 32, 512: 16}.get(bm, 64)
+    bt = 32 if wide or bm > 128 else 128 if bm <= 64 else 64
     return {"BT": bt, "BD": min(bd, 32) if wide else bd, "BM": bm, "num_warps": 8 if bm > 64 else 4, "num_stages": 2}
 
 
 class FusedBottleneck(torch.autograd.Function):
     """`eager` for the forms in `supports`. Tokens lie in stretches of `length`, each of one slot; the last may be cut.
 
-    `rows` [stretches] are their slots (None: their numbers); `order` and `starts` list the stretches of each slot.
+    `route` says how they find it: "rows" [stretches] are their slots, or the "one" entry of it all stretches', or a
+    stretch's number is its "own". `order` and `starts` list the stretches of each slot, for the first of these.
     """
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, rows: Tensor | None, sizes: Tensor | None, order: Tensor | None, starts: Tensor | None,
-        stretches: int, length: int, form: Form, dtype: torch.dtype, save: bool, *weights: Tensor,
+        route: str, stretches: int, length: int, form: Form, dtype: torch.dtype, save: bool, *weights: Tensor,
     ) -> Tensor:  # fmt: skip
         kept = [weight.dtype for weight in weights]
         down, down_bias, up, up_bias = weights[0].to(dtype), weights[1], weights[2].to(dtype), weights[3]
@@ -317,20 +324,22 @@ class FusedBottleneck(torch.autograd.Function):
         _forward[(triton.cdiv(length, block["BL"]), stretches)](
             x, rows, sizes, down, down_bias, up, up_bias, after_weight, after_bias, y, z,
             statistics[0], statistics[1], length, tokens, form.scaling,
-            D=d, M=m, ACT=form.activation, ROUTED=rows is not None, MASKED=sizes is not None,
+            D=d, M=m, ACT=form.activation, ROUTE=route, MASKED=sizes is not None,
             NORM=normed, EPS=NORM_EPS, SAVE=save, KIND=KINDS[dtype][0], PRECISION=KINDS[dtype][1], **block,
         )  # fmt: skip
         if save:
             ctx.save_for_backward(
                 x, rows, sizes, order, starts, z, statistics, down, down_bias, up, up_bias, *weights[4:]
             )
-            ctx.stretches, ctx.length, ctx.form, ctx.dtype, ctx.kept = stretches, length, form, dtype, kept
+            ctx.route, ctx.stretches, ctx.length = route, stretches, length
+            ctx.form, ctx.dtype, ctx.kept = form, dtype, kept
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, rows, sizes, order, starts, z, statistics, *weights = ctx.saved_tensors
-        stretches, length, form, dtype, dy = ctx.stretches, ctx.length, ctx.form, ctx.dtype, dy.contiguous()
+        route, stretches, length, dy = ctx.route, ctx.stretches, ctx.length, dy.contiguous()
+        form, dtype = ctx.form, ctx.dtype
         down, _, up, up_bias = weights[:4]
         normed = form.norm_after is not None
         after_weight = weights[4] if normed else up_bias
@@ -343,11 +352,11 @@ class FusedBottleneck(torch.autograd.Function):
         block = tiles(m, length, tokens, wide, backward=True)
         _input_gradient[(triton.cdiv(length, block["BL"]), stretches)](
             dy, rows, sizes, down, up, up_bias, after_weight, z, statistics[0], statistics[1], dx, dz, h,
-            means[0], means[1], length, tokens, form.scaling, ACT=form.activation, ROUTED=rows is not None,
+            means[0], means[1], length, tokens, form.scaling, ACT=form.activation, ROUTE=route,
             MASKED=sizes is not None, NEEDED=needed, **shared, **block,
         )  # fmt: skip
         gradients: list[Tensor | None] = [None] * len(weights)
-        if any(ctx.needs_input_grad[10:]):
+        if any(ctx.needs_input_grad[11:]):
             block = weight_tiles(m, wide)
             blocks = triton.cdiv(d, block["BD"])
             parts = max(1, min(stretches // (2 * slots), PROGRAMS // (blocks * slots)))
@@ -355,13 +364,13 @@ class FusedBottleneck(torch.autograd.Function):
             sums = x.new_empty(parts, sum(sizes_of), dtype=torch.float32)  # all weights side by side: summed at once
             first = list(torch.split(sums[0], sizes_of))
             _weight_gradient[(blocks, slots, parts)](
-                x, dy, h, dz, order, starts, up, up_bias, after_weight, statistics[0], statistics[1],
-                means[0], means[1], *first[:4], *(first[4:] or first[3:4] * 2), sums.shape[1], length, tokens,
-                form.scaling, ORDERED=order is not None, **shared, **block,
+                x, dy, h, dz, rows, order, starts, up, up_bias, after_weight, statistics[0], statistics[1], means[0],
+                means[1], *first[:4], *(first[4:] or first[3:4] * 2), sums.shape[1], stretches, length, tokens,
+                form.scaling, ROUTE=route, **shared, **block,
             )  # fmt: skip
             total = torch.split(sums[0] if parts == 1 else sums.sum(0), sizes_of)
             gradients = [part.view(w.shape).to(t) for part, w, t in zip(total, weights, ctx.kept, strict=True)]
-        return (dx if needed else None, *(None,) * 9, *gradients)
+        return (dx if needed else None, *(None,) * 10, *gradients)
 
 
 KINDS = {
@@ -393,21 +402,16 @@ def fused(
     sizes = sizes if form.activation in NONZERO_AT_ZERO else None
     learns = torch.is_grad_enabled() and any(stack.requires_grad for stack in stacks)
     order = starts = None
+    route = "own" if rows is None else "rows"
     if slots == 1 or (rows is not None and rows.shape[0] == 1):  # one task: its tokens are cut anew, all alike
-        count, length = triton.cdiv(count * length, TOKENS), TOKENS
-        rows = torch.zeros(count, dtype=torch.long, device=x.device) if rows is None else rows[:1].expand(count)
-        rows = rows.contiguous()
+        route, count, length = "one", triton.cdiv(count * length, TOKENS), TOKENS
+        rows = torch.zeros(1, dtype=torch.long, device=x.device) if rows is None else rows
         sizes = None if sizes is None else sizes[:1].expand(count).contiguous()
-        if learns:
-            starts = (torch.arange(slots + 1, device=x.device) > rows[0]) * count
-    elif learns and rows is None:
-        starts = torch.arange(count + 1, device=x.device)
-    elif learns:
-        assert rows is not None
+    elif learns and rows is not None:
         segments = segments or Segments.of(rows, slots)
         order, starts = segments.order, segments.starts
     save = learns or (torch.is_grad_enabled() and x.requires_grad)
     result: Tensor = FusedBottleneck.apply(
-        x.contiguous(), rows, sizes, order, starts, count, length, form, dtype, save, *stacks
+        x.contiguous(), rows, sizes, order, starts, route, count, length, form, dtype, save, *stacks
     )
     return result

@@ -22,11 +22,11 @@ MANY_TOKENS = 16_384
 @triton.jit
 def _forward(
     x, residual, rows, weight, bias, total, y, mean, rstd, length, eps, offset,
-    D: tl.constexpr, ADDS: tl.constexpr, BIASED: tl.constexpr, RMS: tl.constexpr, SAVE: tl.constexpr,
+    D: tl.constexpr, ONE: tl.constexpr, ADDS: tl.constexpr, BIASED: tl.constexpr, RMS: tl.constexpr, SAVE: tl.constexpr,
     BD: tl.constexpr, BT: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(1).to(tl.int64)
-    slot = tl.load(rows + row).to(tl.int64)
+    slot = tl.load(rows + (0 if ONE else row)).to(tl.int64)
     place = tl.program_id(0) * BT + tl.arange(0, BT)
     token, here = row * length + place, place < length
     d = tl.arange(0, BD)
@@ -57,12 +57,12 @@ def _forward(
 @triton.jit
 def _backward(
     x, dy, rows, weight, mean, rstd, dx, d_weight, d_bias, length, offset,
-    D: tl.constexpr, BIASED: tl.constexpr, RMS: tl.constexpr, STRETCH: tl.constexpr, BD: tl.constexpr,
-    BT: tl.constexpr,
+    D: tl.constexpr, ONE: tl.constexpr, BIASED: tl.constexpr, RMS: tl.constexpr, STRETCH: tl.constexpr,
+    BD: tl.constexpr, BT: tl.constexpr,
 ):  # fmt: skip
     """dx of a stretch of one row's tokens, and the stretch's share of the weights' gradients."""
     row = tl.program_id(1).to(tl.int64)
-    slot = tl.load(rows + row).to(tl.int64)
+    slot = tl.load(rows + (0 if ONE else row)).to(tl.int64)
     d = tl.arange(0, BD)
     inside = d < D
     w = tl.load(weight + slot * D + d, mask=inside, other=0.0).to(tl.float32) + offset
@@ -91,26 +91,37 @@ def _backward(
 
 
 @triton.jit
-def _summed(shares, order, starts, total, stretches, rows, D: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr):
+def _summed(
+    shares, rows, order, starts, total, stretches, count, D: tl.constexpr, ONE: tl.constexpr, BR: tl.constexpr,
+    BD: tl.constexpr,
+):  # fmt: skip
     """The shares of a slot's rows, BR of them at a time, in their order; those of the bias after the weight's."""
     slot, number_of = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
-    shares += number_of * rows * stretches * D
+    shares += number_of * count * stretches * D
     total += number_of * tl.num_programs(1) * D
     d = tl.program_id(0) * BD + tl.arange(0, BD)
-    first = tl.load(starts + slot)
-    count = (tl.load(starts + slot + 1) - first) * stretches
+    if ONE:
+        first, items = 0 * slot, tl.where(tl.load(rows) == slot, count * stretches, 0)
+    else:
+        first = tl.load(starts + slot)
+        items = (tl.load(starts + slot + 1) - first) * stretches
     found = tl.zeros([BR, BD], tl.float32)
-    for begin in range(0, count, BR):
+    for begin in range(0, items, BR):
         number = begin + tl.arange(0, BR)
-        here = number < count
-        row = tl.load(order + first + number // stretches, mask=here, other=0)
-        at = (row * stretches + number % stretches) * D
-        found += tl.load(shares + at[:, None] + d[None, :], mask=here[:, None] & (d < D)[None, :], other=0.0)
+        here = number < items
+        at = number
+        if not ONE:
+            row = tl.load(order + first + number // stretches, mask=here, other=0)
+            at = row * stretches + number % stretches
+        found += tl.load(shares + at[:, None] * D + d[None, :], mask=here[:, None] & (d < D)[None, :], other=0.0)
     tl.store(total + slot * D + d, tl.sum(found, 0), d < D)
 
 
 class RowNorm(torch.autograd.Function):
-    """x [rows, length, d], with a residual or without, normalised by the weights [slots, d] of each row's slot."""
+    """x [rows, length, d], with a residual or without, normalised by the weights [slots, d] of each row's slot.
+
+    One entry of `rows` is the slot of all.
+    """
 
     @staticmethod
     def forward(
@@ -127,7 +138,8 @@ class RowNorm(torch.autograd.Function):
         tokens = max(1, min(4, 4096 // wide))
         _forward[(triton.cdiv(length, tokens), count)](
             x, residual, rows, weight, bias, total, y, statistics[0], statistics[1], length, eps, offset,
-            D=d, ADDS=residual is not None, BIASED=bias is not None, RMS=rms, SAVE=save, BD=wide, BT=tokens,
+            D=d, ONE=len(rows) == 1, ADDS=residual is not None, BIASED=bias is not None, RMS=rms, SAVE=save,
+            BD=wide, BT=tokens,
         )  # fmt: skip
         if save:
             ctx.save_for_backward(total, rows, order, starts, weight, bias, statistics)
@@ -144,14 +156,14 @@ class RowNorm(torch.autograd.Function):
         dx = torch.empty_like(x)
         _backward[(stretches, count)](
             x, dy.contiguous(), rows, weight, statistics[0], statistics[1], dx, shares[0], shares[-1], length,
-            ctx.offset, D=d, BIASED=bias is not None, RMS=ctx.rms, STRETCH=stretch, BD=wide,
+            ctx.offset, D=d, ONE=len(rows) == 1, BIASED=bias is not None, RMS=ctx.rms, STRETCH=stretch, BD=wide,
             BT=max(1, min(4, 2048 // wide)),
         )  # fmt: skip
         gradients: list[Tensor | None] = [None, None]
         if any(ctx.needs_input_grad[5:7]):
             total = x.new_empty(len(shares), *weight.shape, dtype=torch.float32)
             _summed[(triton.cdiv(d, 32), weight.shape[0], len(shares))](
-                shares, order, starts, total, stretches, count, D=d, BR=64, BD=32
+                shares, rows, order, starts, total, stretches, count, D=d, ONE=len(rows) == 1, BR=64, BD=32
             )
             gradients = [total[0].to(weight.dtype), None if bias is None else total[1].to(bias.dtype)]
         own, other = ctx.dtypes
@@ -174,15 +186,9 @@ def row_norm(
     """x [rows, ..., d] normalised with the weights [slots, d] of each row's slot; arguments as for `bottleneck`."""
     count, slots = x.shape[0], weight.shape[0]
     learns = torch.is_grad_enabled() and (weight.requires_grad or (bias is not None and bias.requires_grad))
-    if rows is None and slots > 1:
-        rows = torch.arange(count, device=x.device)
-    elif rows is None or rows.shape[0] == 1:
-        rows = x.new_zeros(1, dtype=torch.long) if rows is None else rows
-        if learns:
-            starts = (torch.arange(slots + 1, device=x.device) > rows) * count
-            segments = Segments(torch.arange(count, device=x.device), starts)
-        rows = rows.expand(count).contiguous()
-    if learns and segments is None:
+    if rows is None:
+        rows = torch.arange(slots if slots > 1 else 1, device=x.device)
+    if learns and segments is None and len(rows) > 1:
         segments = Segments.of(rows, slots)
     order, spans = (None, None) if segments is None else (segments.order, segments.starts)
     needs = x.requires_grad or (residual is not None and residual.requires_grad)
