@@ -99,6 +99,7 @@ class Bank:
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         self.model: Any = None
+        self.graft: Any = None
         self.size, self.tasks = 0, 0
 
     def of(self, point: Point, until: float) -> Any:
@@ -108,13 +109,13 @@ class Bank:
             empty_cache(setting.device)
             self.model = tg.graft(stock_model(setting), method(setting), {"t0": 2}).eval()
             tg.train_only(self.model, [])
-            self.size, self.tasks = point.size, 1
+            self.size, self.tasks, self.graft = point.size, 1, tg.get_graft(self.model, "t0")
             perturb(self.model)
         missing = task_names(point.tasks)[self.tasks :]
         for name in missing:
             if time.monotonic() > until:
                 raise TimeoutError(f"the time was over at {self.tasks:,} tasks in the bank.")
-            tg.add_task(self.model, name, method(setting), 2, seed=self.tasks, train=False)
+            tg.add_graft(self.model, self.graft, name)
             self.tasks += 1
         return perturb(self.model) if missing else self.model
 

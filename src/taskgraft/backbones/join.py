@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from taskgraft.backbones.wrap import NormSite
+from taskgraft.backbones.wrap import NormSite, Site
+from taskgraft.nn.bottleneck import Origin
 from taskgraft.nn.norms import fused, norm_kernel_for
 
 if TYPE_CHECKING:
@@ -28,9 +29,19 @@ def join_forward(self: Any, hidden_states: Tensor, input_tensor: Tensor) -> Tens
             index, bank = route.kinds[kinds[0]], norm.bank[kinds[0]]
             if norm_kernel_for(norm.base, input_tensor, bank.store("weight"), route.kernel) == "triton":
                 stacks, rows = bank.stacked(index, cast=False)
-                x = self.dropout(self.dense(hidden_states))
+                x = adapted(self.dropout, self.dense, hidden_states)
                 return fused(norm.base, x, rows, stacks, norm.offset, index.segments, input_tensor)
     result: Tensor = type(self).forward(self, hidden_states, input_tensor)
+    return result
+
+
+def adapted(dropout: nn.Module, dense: nn.Linear, hidden_states: Tensor) -> Tensor:
+    """`dropout(dense(x))`, with the adapter that is on the dropout told what the dense layer has read."""
+    x: Tensor = dense(hidden_states)
+    drops = dropout.training and getattr(dropout, "p", 1.0) > 0
+    if isinstance(dropout, Site) and not drops and not dropout.first and not dense.weight.requires_grad:
+        return dropout.adapt(x, Origin(hidden_states, dense.weight, dense.bias))
+    result: Tensor = dropout(x)
     return result
 
 

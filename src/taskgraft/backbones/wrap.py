@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from taskgraft.nn.bank import AdapterBank
+from taskgraft.nn.bottleneck import Origin
 from taskgraft.nn.dropout import dropout
 from taskgraft.nn.hypernet import GeneratedAdapter
 from taskgraft.nn.norms import NormBank, task_norm
@@ -69,7 +70,8 @@ class Site(Wrapper):
             return dropout(self.base, self.adapt(x), *args, **kwargs)
         return self.adapt(dropout(self.base, x, *args, **kwargs))
 
-    def adapt(self, x: Tensor) -> Tensor:
+    def adapt(self, x: Tensor, origin: Origin | None = None) -> Tensor:
+        """x through each row's adapter; `origin` is of x as it comes."""
         route = self.grafts.route().for_batch(x)
         source = self.grafts.bound.inputs.pop(self.name, None)
         shape = x
@@ -80,7 +82,8 @@ class Site(Wrapper):
             index = route.kinds.get(kind)
             if index is not None:
                 assert isinstance(bank, (AdapterBank, GeneratedAdapter))
-                x = bank(x, index, route, source if bank.form.parallel else None)
+                known = {"origin": origin} if isinstance(bank, AdapterBank) else {}
+                x, origin = bank(x, index, route, source if bank.form.parallel else None, **known), None
         return x if route.packing is None else route.packing.unpad(x, shape)
 
 

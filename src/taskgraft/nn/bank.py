@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from taskgraft.nn.bottleneck import BatchStatistics, Form, bottleneck
+from taskgraft.nn.bottleneck import BatchStatistics, Form, Origin, bottleneck
 from taskgraft.nn.rows import Route, RowIndex
 
 # "matrix" is decayed by the optimiser; "vector" (biases, norms) is not; "state" (running statistics) has no gradient.
@@ -273,7 +273,9 @@ class AdapterBank(Bank):
         super().__init__(bottleneck_layout(d, form), width, device, dtype, blank=None)
         self.form = form
 
-    def forward(self, x: Tensor, index: RowIndex, route: Route, source: Tensor | None) -> Tensor:
+    def forward(
+        self, x: Tensor, index: RowIndex, route: Route, source: Tensor | None, origin: Origin | None = None
+    ) -> Tensor:
         weights, rows = self.stacked(index, cast=not x.is_cuda)
         statistics = None
         if self.form.norm_inside == "batch" and self.training and index.trained is not None:
@@ -290,6 +292,7 @@ class AdapterBank(Bank):
             segments=index.segments,
             kernel=route.kernel,
             dtype=torch.promote_types(x.dtype, self.store(next(iter(weights))).dtype),
+            origin=origin,
         )
 
     def _statistics(

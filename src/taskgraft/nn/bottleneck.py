@@ -95,6 +95,18 @@ def has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
+@dataclass(frozen=True, eq=False)
+class Origin:
+    """Where a bottleneck's input comes from: `x @ weight^T + bias` of a frozen layer.
+
+    What that layer read is often kept for other gradients anyway, and then the bottleneck need not keep its input.
+    """
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None
+
+
 def bottleneck(
     x: Tensor,
     rows: Tensor | None,
@@ -108,6 +120,7 @@ def bottleneck(
     segments: Segments | None = None,
     kernel: Kernel = "auto",
     dtype: torch.dtype | None = None,
+    origin: Origin | None = None,
 ) -> Tensor:
     """Send each row of `x` [rows, length, d] through its own bottleneck.
 
@@ -116,7 +129,7 @@ def bottleneck(
     that the weights already lie in row order. `source` is what the branch reads instead of x (parallel adapters);
     `sizes` [rows] are the true sizes, needed where the form masks padded hidden units; `segments` the rows of each
     slot, if known. `kernel` chooses the implementation. Products are computed in `dtype`: by default the finer of x's
-    and the weights', or what autocast says.
+    and the weights', or what autocast says. `origin`, if x is the output of a frozen layer, saves memory in training.
     """
     if torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
@@ -126,7 +139,7 @@ def bottleneck(
     if kernel_for(x.device, dtype, form, x.shape[-1], m, training, kernel) == "triton":
         from taskgraft.nn.kernels import fused
 
-        return fused(x, rows, weights, form, dtype, sizes, segments)
+        return fused(x, rows, weights, form, dtype, sizes, segments, origin)
     return eager(x, rows, weights, form, dtype, x if source is None else source, sizes, statistics, training)
 
 

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from taskgraft.nn.bottleneck import NONZERO_AT_ZERO, NORM_EPS, Form
+from taskgraft.nn.bottleneck import NONZERO_AT_ZERO, NORM_EPS, Form, Origin
 from taskgraft.nn.rows import Segments
 
 MOST_UNITS, MOST_WIDTH, WIDTH_STEP = 512, 8192, 16
@@ -308,8 +308,9 @@ class FusedBottleneck(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, rows: Tensor | None, sizes: Tensor | None, order: Tensor | None, starts: Tensor | None,
-        route: str, stretches: int, length: int, form: Form, dtype: torch.dtype, save: bool, *weights: Tensor,
+        ctx: Any, x: Tensor, origin: Origin | None, rows: Tensor | None, sizes: Tensor | None, order: Tensor | None,
+        starts: Tensor | None, route: str, stretches: int, length: int, form: Form, dtype: torch.dtype, save: bool,
+        *weights: Tensor,
     ) -> Tensor:  # fmt: skip
         kept = [weight.dtype for weight in weights]
         down, down_bias, up, up_bias = weights[0].to(dtype), weights[1], weights[2].to(dtype), weights[3]
@@ -328,16 +329,18 @@ class FusedBottleneck(torch.autograd.Function):
             NORM=normed, EPS=NORM_EPS, SAVE=save, KIND=KINDS[dtype][0], PRECISION=KINDS[dtype][1], **block,
         )  # fmt: skip
         if save:
-            ctx.save_for_backward(
-                x, rows, sizes, order, starts, z, statistics, down, down_bias, up, up_bias, *weights[4:]
+            read, frozen, bias = (
+                (x, None, None) if origin is None else (origin.x.contiguous(), origin.weight, origin.bias)
             )
+            used = (down, down_bias, up, up_bias, *weights[4:])
+            ctx.save_for_backward(read, frozen, bias, rows, sizes, order, starts, z, statistics, *used)
             ctx.route, ctx.stretches, ctx.length = route, stretches, length
             ctx.form, ctx.dtype, ctx.kept = form, dtype, kept
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, rows, sizes, order, starts, z, statistics, *weights = ctx.saved_tensors
+        x, frozen, frozen_bias, rows, sizes, order, starts, z, statistics, *weights = ctx.saved_tensors
         route, stretches, length, dy = ctx.route, ctx.stretches, ctx.length, dy.contiguous()
         form, dtype = ctx.form, ctx.dtype
         down, _, up, up_bias = weights[:4]
@@ -348,7 +351,7 @@ class FusedBottleneck(torch.autograd.Function):
         shared = {"D": d, "M": m, "NORM": normed, "KIND": KINDS[dtype][0], "PRECISION": KINDS[dtype][1]}
         dz, h, means = torch.empty_like(z), torch.empty_like(z), torch.empty_like(statistics)
         needed = ctx.needs_input_grad[0]
-        dx = torch.empty_like(x) if needed else x
+        dx = torch.empty_like(dy) if needed else dy
         block = tiles(m, length, tokens, wide, backward=True)
         _input_gradient[(triton.cdiv(length, block["BL"]), stretches)](
             dy, rows, sizes, down, up, up_bias, after_weight, z, statistics[0], statistics[1], dx, dz, h,
@@ -356,7 +359,7 @@ class FusedBottleneck(torch.autograd.Function):
             MASKED=sizes is not None, NEEDED=needed, **shared, **block,
         )  # fmt: skip
         gradients: list[Tensor | None] = [None] * len(weights)
-        if any(ctx.needs_input_grad[11:]):
+        if any(ctx.needs_input_grad[12:]):
             block = weight_tiles(m, wide)
             blocks = triton.cdiv(d, block["BD"])
             parts = max(1, min(stretches // (2 * slots), PROGRAMS // (blocks * slots)))
@@ -368,9 +371,13 @@ class FusedBottleneck(torch.autograd.Function):
                 means[1], *first[:4], *(first[4:] or first[3:4] * 2), sums.shape[1], stretches, length, tokens,
                 form.scaling, ROUTE=route, **shared, **block,
             )  # fmt: skip
-            total = torch.split(sums[0] if parts == 1 else sums.sum(0), sizes_of)
+            total = list(torch.split(sums[0] if parts == 1 else sums.sum(0), sizes_of))
+            if frozen is not None:  # x = a @ W^T + b, so x^T @ dz = W @ (a^T @ dz) + b (sum of dz)
+                total[0] = torch.matmul(frozen.float(), total[0].view(slots, d, m))
+                if frozen_bias is not None:
+                    total[0] += frozen_bias.float()[:, None] * total[1].view(slots, 1, m)
             gradients = [part.view(w.shape).to(t) for part, w, t in zip(total, weights, ctx.kept, strict=True)]
-        return (dx if needed else None, *(None,) * 10, *gradients)
+        return (dx if needed else None, *(None,) * 11, *gradients)
 
 
 KINDS = {
@@ -395,6 +402,7 @@ def fused(
     dtype: torch.dtype,
     sizes: Tensor | None,
     segments: Segments | None,
+    origin: Origin | None = None,
 ) -> Tensor:
     """The bottleneck by the kernels, computed in `dtype`, whatever the weights are kept in; else as `bottleneck`."""
     stacks = [weights[name].contiguous() for name in NAMES if name in weights]
@@ -411,7 +419,9 @@ def fused(
         segments = segments or Segments.of(rows, slots)
         order, starts = segments.order, segments.starts
     save = learns or (torch.is_grad_enabled() and x.requires_grad)
+    if origin is not None and (not learns or origin.x.shape != x.shape or origin.x.dtype != x.dtype):
+        origin = None
     result: Tensor = FusedBottleneck.apply(
-        x.contiguous(), rows, sizes, order, starts, route, count, length, form, dtype, save, *stacks
+        x.contiguous(), origin, rows, sizes, order, starts, route, count, length, form, dtype, save, *stacks
     )
     return result
