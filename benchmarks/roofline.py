@@ -19,7 +19,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from ours import grafted, mixed
+from ours import grafted, mixed, recorded
 from plots import listed, number
 from side_by_side import RESULTS, SMOKE
 from stock import Setting, Variant, bare_forward
@@ -124,6 +124,22 @@ def once(setting: Setting, run: Any, repeats: int = 20) -> float:
     return median(timed(run) for _ in range(repeats))
 
 
+def alone(setting: Setting, run: Any, count: int = 20) -> float:
+    """Milliseconds of an operation without what launching it costs: so many of them in one CUDA graph."""
+    if not setting.device.startswith("cuda"):
+        return once(setting, run)
+    side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        run()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(count):
+            run()
+    return once(setting, graph.replay) / count
+
+
 def bottleneck_ms(setting: Setting, s: Shape) -> tuple[float, float]:
     """The operation alone, forward and backward, each row of a task drawn at random."""
     dtype = getattr(torch, setting.dtype)
@@ -147,10 +163,10 @@ def bottleneck_ms(setting: Setting, s: Shape) -> tuple[float, float]:
         return tg.bottleneck(x, rows, weights, segments=segments)
 
     with torch.no_grad():
-        forward_ms = once(setting, apply)
+        forward_ms = alone(setting, apply)
     y = apply()
     wanted = [x, *weights.values()]
-    backward_ms = once(setting, lambda: torch.autograd.grad(y, wanted, received, retain_graph=True))
+    backward_ms = alone(setting, lambda: torch.autograd.grad(y, wanted, received, retain_graph=True))
     return forward_ms, backward_ms
 
 
@@ -160,7 +176,10 @@ def lines_of(setting: Setting, rows: int, found: Ceilings) -> Iterator[str]:
     whole = Shape(rows, setting.length, setting.width, 4 * setting.width, setting.layers, setting.size, 1, width)
     variants: dict[str, Variant] = {"bare": bare_forward(setting, rows)}
     for tasks in (1, setting.few, setting.many):
-        variants[str(tasks)] = mixed(setting, rows, grafted(setting, tasks), tasks)
+        on_gpu = setting.device.startswith("cuda")
+        variants[str(tasks)] = (
+            recorded(setting, rows, tasks) if on_gpu else mixed(setting, rows, grafted(setting, tasks), tasks)
+        )
     measured = {name: median(ms) for name, ms in interleaved(variants, 20, 5, setting.device).items()}
     yield line("bare forward", forward(whole, adapters=False), measured["bare"], found)
     for tasks in (1, setting.few, setting.many):

@@ -130,10 +130,10 @@ class Bench:
         values: Values = {}
         for name, build in variants.items():
             before = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()  # at once: what a CUDA graph holds is taken while it is recorded
             self.build(name, build)
             if name in self.built:
                 self.built[name].run()
-                torch.cuda.reset_peak_memory_stats()
                 self.built[name].run()
                 values[name] = [(torch.cuda.max_memory_allocated() - before) / 2**20]
             self.built.clear()

@@ -62,6 +62,15 @@ def test_the_guide_to_tasks_that_share_runs(tmp_path: Path, monkeypatch: pytest.
         exec(compile(snippet, "hyperformer.md", "exec"), scope)
 
 
+def test_the_guide_to_speed_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_messages(tmp_path / "sms.csv", "message", "label")
+    scope: dict[str, object] = {"__name__": "guide"}
+    for snippet in re.findall(r"```python\n(.*?)```", (ROOT / "docs/speed.md").read_text(), re.DOTALL):
+        exec(compile(snippet, "speed.md", "exec"), scope)
+    assert set(scope["runs"]) == {"rate-0.001", "rate-0.003"}
+
+
 def commands_in(document: str) -> list[list[str]]:
     blocks = re.findall(r"```sh\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
     return [shlex.split(line) for block in blocks for line in block.splitlines() if line.startswith("taskgraft")]

@@ -50,8 +50,11 @@ class Kind:
     def add(self, task: str, size: int, weights: Mapping[str, Tensor]) -> None:
         self.reserve([size])
         slot = self.slots.take(task, size)
-        for name, bank in self.banks.items():
-            bank.write(slot, {tensor: weights[f"{name}.{tensor}"] for tensor in bank.weights})
+        pairs: list[tuple[Tensor, Tensor]] = []
+        with torch.no_grad():
+            for name, bank in self.banks.items():
+                pairs += bank.places_in_store(slot, {tensor: weights[f"{name}.{tensor}"] for tensor in bank.weights})
+            torch._foreach_copy_([own for own, _ in pairs], [value for _, value in pairs])  # in few launches
 
     def check_given(self, task: str, weights: Mapping[str, Tensor]) -> None:
         """Refuse weights that do not agree with those that the tasks of this kind have in common at all times."""

@@ -7,7 +7,8 @@ adding a task costs one copy into the store (which doubles when full).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -54,7 +55,7 @@ class Bank(nn.Module):
         self, layout: Layout, width: int, device: torch.device, dtype: torch.dtype, blank: Mapping[str, Tensor] | None
     ) -> None:
         super().__init__()
-        self.layout = layout
+        self.layout: Layout = functools.cache(layout)
         self.width = width
         self.trained_slots: list[int] = []
         self.place = object()  # another one whenever its tensors have moved in memory
@@ -87,6 +88,11 @@ class Bank(nn.Module):
     @torch.no_grad()
     def write(self, slot: int, tensors: Mapping[str, Tensor]) -> None:
         """Fill a slot of the store, growing the store (to twice its capacity) where it is too small."""
+        for own, value in self.places_in_store(slot, tensors):
+            own.copy_(value)
+
+    def places_in_store(self, slot: int, tensors: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        """A slot's tensors, made room for and zero where a smaller value leaves room, and the values that go there."""
         for name in self.weights:
             store = self.store(name)
             if slot >= store.shape[0]:
@@ -96,9 +102,7 @@ class Bank(nn.Module):
                 self.place = object()
                 store = grown
             own, value = store[slot], tensors[name]
-            if own.shape != value.shape:
-                own = corner(own.zero_(), value.shape)
-            own.copy_(value, non_blocking=True)
+            yield (own if own.shape == value.shape else corner(own.zero_(), value.shape)), value
 
     @torch.no_grad()
     def read(self, slot: int, size: int) -> dict[str, Tensor]:
