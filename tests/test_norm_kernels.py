@@ -159,7 +159,7 @@ def test_every_shape(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", AT_MOST, ids=str)
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_random_shapes(seed: int, dtype: torch.dtype) -> None:
     check(*random_case(seed), dtype, seed)
 
@@ -172,7 +172,7 @@ def test_a_mean_far_from_zero_costs_no_digits() -> None:
     assert all(error(found[name], value) <= 1e-4 for name, value in wanted.items())  # x itself has only 5 digits left
 
 
-@pytest.mark.parametrize("name", ["unsorted", "one of several tasks", "row order"])
+@pytest.mark.parametrize("name", ["unsorted", "one of several tasks"])
 def test_what_is_not_asked_for_changes_nothing(name: str) -> None:
     """Without gradients; with those of x alone, of the residual alone, of the weights alone."""
     shape, kind = SHAPES[name], KINDS["layer"]

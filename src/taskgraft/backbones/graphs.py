@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,9 +27,9 @@ class Graphed:
     """Calls a grafted model by recordings, in inference and, with gradients, in training.
 
     `graphed(rows, inputs)` is `with tg.rows(model, rows): model(**inputs)`. A shape is recorded when it comes for the
-    second time. An output is overwritten by the next call of the same shape, and its backward pass, which adds to the
-    parameters' gradients, must come before the next call. On a CPU, for very large batches, with a batch norm, or for a
-    model that cannot be recorded (a warning says why), calls are made as usual.
+    second time. An output is overwritten by the next call, and its backward pass, which adds to the parameters'
+    gradients, must come before that. One thread may call it. On a CPU, for very large batches, with a batch norm, or
+    for a model that cannot be recorded (a warning says why), calls are made as usual.
     """
 
     def __init__(self, model: Any, most: int = MOST) -> None:
@@ -100,13 +100,14 @@ class Graphed:
         return self._pool
 
     @torch.no_grad()
-    def gradients(self) -> dict[str, Tensor]:
-        """Each parameter's `grad`, always the same memory; zeros where it has none."""
-        if not self._gradients:
-            self._gradients = {name: torch.zeros_like(p) for name, p in self.parameters.items()}
+    def gradients(self, reached: Iterable[str]) -> dict[str, Tensor]:
+        """The `grad` of parameters that a backward pass reaches, always the same memory; zeros where it has none."""
         missing = []
-        for name, parameter in self.parameters.items():
-            own = self._gradients[name]
+        for name in reached:
+            parameter = self.parameters[name]
+            own = self._gradients.get(name)
+            if own is None:
+                own = self._gradients[name] = torch.zeros_like(parameter)
             if parameter.grad is None:
                 missing.append(own)
             elif parameter.grad is not own:
@@ -160,8 +161,7 @@ class Recording:
         self.index = draft.flat().to(graphed.grafts.device)  # which rows go where, all in one tensor
         call = Call(graphed.model, lambda: draft.route(self.index), options)
         state = torch.cuda.get_rng_state()
-        gradients = graphed.gradients() if torch.is_grad_enabled() else {}
-        self._warm_up(call, list(graphed.parameters.values()))
+        self.reached = self._warm_up(call)
         self.forward, self.backward = torch.cuda.CUDAGraph(), None
         with recording(self.forward, graphed):
             output = call(self.inputs)
@@ -173,30 +173,36 @@ class Recording:
         self.received = [torch.zeros_like(self.results[name]) for name in self.learns]
         if self.learns:
             self.backward = torch.cuda.CUDAGraph()
+            gradients = graphed.gradients(self.reached)
             with recording(self.backward, graphed):
-                self._add_gradients(graphed.parameters, gradients)
+                self._add_gradients(gradients)
         self.results = {name: value.detach() for name, value in self.results.items()}
         self.start = next(iter(self.results.values())).new_zeros((), requires_grad=True) if self.learns else None
-        torch.cuda.set_rng_state(state)  # so that dropout draws what it would have drawn
+        torch.cuda.set_rng_state(state)  # what dropout draws next does not depend on when a shape was recorded
 
-    def _warm_up(self, call: Call, parameters: list[Tensor]) -> None:
-        """Once on a stream of its own: kernels are compiled and workspaces made, which cannot be recorded."""
+    def _warm_up(self, call: Call) -> list[str]:
+        """Once on a stream of its own: kernels are compiled and workspaces made, which cannot be recorded.
+
+        The parameters that a backward pass reaches.
+        """
+        reached: list[str] = []
+        parameters = self.graphed.parameters
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             output = call(self.inputs)
             learns = [value for value in output.values() if isinstance(value, Tensor) and value.requires_grad]
             if learns:
-                torch.autograd.grad(
-                    learns, parameters, [torch.zeros_like(value) for value in learns], allow_unused=True
-                )
+                received = [torch.zeros_like(value) for value in learns]
+                found = torch.autograd.grad(learns, list(parameters.values()), received, allow_unused=True)
+                reached = [name for name, value in zip(parameters, found, strict=True) if value is not None]
         torch.cuda.current_stream().wait_stream(stream)
+        return reached
 
-    def _add_gradients(self, parameters: dict[str, Tensor], gradients: dict[str, Tensor]) -> None:
+    def _add_gradients(self, gradients: dict[str, Tensor]) -> None:
         results = [self.results[name] for name in self.learns]
-        found = torch.autograd.grad(results, list(parameters.values()), self.received, allow_unused=True)
-        pairs = [(gradients[name], value) for name, value in zip(parameters, found, strict=True) if value is not None]
-        torch._foreach_add_([own for own, _ in pairs], [value for _, value in pairs])
+        found = torch.autograd.grad(results, [self.graphed.parameters[name] for name in self.reached], self.received)
+        torch._foreach_add_([gradients[name] for name in self.reached], list(found))
 
     def play(self, inputs: dict[str, Tensor], draft: Draft) -> Any:
         for name, value in self.inputs.items():
@@ -204,8 +210,8 @@ class Recording:
         self.index.copy_(draft.flat(), non_blocking=True)
         self.forward.replay()
         results = self.results
+        self.graphed.latest = token = object()
         if self.start is not None:
-            self.graphed.latest = token = object()
             values = Played.apply(self, token, self.start)  # type: ignore[no-untyped-call]
             results = {**results, **dict(zip(self.learns, values, strict=True))}
         return self.kind(**results)
@@ -217,7 +223,7 @@ class Recording:
                 "take the loss and call backward() after each call."
             )
         self.graphed.latest = None
-        self.graphed.gradients()
+        self.graphed.gradients(self.reached)
         for own, value in zip(self.received, received, strict=True):
             own.zero_() if value is None else own.copy_(value)
         assert self.backward is not None

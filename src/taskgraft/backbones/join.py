@@ -39,10 +39,16 @@ def adapted(dropout: nn.Module, dense: nn.Linear, hidden_states: Tensor) -> Tens
     """`dropout(dense(x))`, with the adapter that is on the dropout told what the dense layer has read."""
     x: Tensor = dense(hidden_states)
     drops = dropout.training and getattr(dropout, "p", 1.0) > 0
-    if isinstance(dropout, Site) and not drops and not dropout.first and not dense.weight.requires_grad:
+    if isinstance(dropout, Site) and not drops and not dropout.first and is_frozen_linear(dense):
         return dropout.adapt(x, Origin(hidden_states, dense.weight, dense.bias))
     result: Tensor = dropout(x)
     return result
+
+
+def is_frozen_linear(dense: nn.Module) -> bool:
+    """Whether a layer computes `x @ weight^T + bias` and nothing else: not quantised, not offloaded, not hooked."""
+    hooked = dense._forward_hooks or dense._forward_pre_hooks or "forward" in dense.__dict__
+    return type(dense) is nn.Linear and not hooked and not dense.weight.requires_grad
 
 
 def joins_of(grafts: Grafts) -> list[nn.Module]:

@@ -51,10 +51,11 @@ def _settle(squares, some, starts, rates, clips, active, steps, norms, factors, 
     counted = tl.maximum(step, 1.0).to(tl.float64)
     correction1, correction2 = 1 - tl.exp(counted * log1), 1 - tl.exp(counted * log2)
     rate = tl.load(rates + owner)
-    tl.store(factors + owner * 4, tl.where(norm > clip, clip / norm, 1.0).to(tl.float32))
-    tl.store(factors + owner * 4 + 1, tl.where(moves, rate / correction1, 0.0).to(tl.float32))
-    tl.store(factors + owner * 4 + 2, (1 / tl.sqrt(correction2)).to(tl.float32))
-    tl.store(factors + owner * 4 + 3, tl.where(moves, rate, 0.0).to(tl.float32))
+    tl.store(factors + owner * 5, tl.where(norm > clip, clip / norm, 1.0).to(tl.float32))
+    tl.store(factors + owner * 5 + 1, (rate / correction1).to(tl.float32))
+    tl.store(factors + owner * 5 + 2, (1 / tl.sqrt(correction2)).to(tl.float32))
+    tl.store(factors + owner * 5 + 3, rate.to(tl.float32))
+    tl.store(factors + owner * 5 + 4, tl.where(moves, 1.0, 0.0))
 
 
 @triton.jit
@@ -63,15 +64,15 @@ def _update(table, decays, factors, rest1, beta2, rest2, eps, BLOCK: tl.constexp
     block = tl.program_id(0).to(tl.int64)
     entry = table + block * 6
     owner = tl.load(entry + 5)
-    pace, rate = tl.load(factors + owner * 4 + 1), tl.load(factors + owner * 4 + 3)
-    if (pace != 0) | (rate != 0):  # else the task has no rows, or is held still: it changes in no bit
+    pace, rate = tl.load(factors + owner * 5 + 1), tl.load(factors + owner * 5 + 3)
+    if tl.load(factors + owner * 5 + 4) != 0:  # else the task has no rows, or is held still: it changes in no bit
         parameter = tl.load(entry).to(tl.pointer_type(tl.float32))
         gradient = tl.load(entry + 1).to(tl.pointer_type(tl.float32))
         mean = tl.load(entry + 2).to(tl.pointer_type(tl.float32))
         square = tl.load(entry + 3).to(tl.pointer_type(tl.float32))
         place = tl.arange(0, BLOCK)
         here = place < tl.load(entry + 4)
-        clip, root = tl.load(factors + owner * 4), tl.load(factors + owner * 4 + 2)
+        clip, root = tl.load(factors + owner * 5), tl.load(factors + owner * 5 + 2)
         decay = tl.load(decays + block)
         p = tl.load(parameter + place, mask=here, other=0.0)
         g = tl.load(gradient + place, mask=here, other=0.0) * clip
@@ -120,7 +121,7 @@ class Table:
         self.squares = torch.empty(self.blocks, device=device)
         self.some = torch.empty(self.blocks, device=device)
         self.norms = torch.empty(owners, dtype=torch.float64, device=device)
-        self.factors = torch.empty(owners, 4, device=device)
+        self.factors = torch.empty(owners, 5, device=device)
 
     @property
     def gradients(self) -> list[Tensor]:

@@ -195,7 +195,8 @@ class Bank(nn.Module):
             # A graph must not depend on which task it is, and a kernel reads the slot where it lies.
             if torch.compiler.is_compiling() or index.only is None or index.sizes.is_cuda:
                 return {name: self.store(name) for name in names}, index.stored
-            return {name: self.store(name)[index.only : index.only + 1] for name in names}, index.stored
+            only = {name: self.store(name)[index.only : index.only + 1] for name in names}
+            return only, torch.zeros_like(index.sizes)
         place = torch.zeros_like(index.trained)
         bare = not cast and index.stored is None
 

@@ -186,8 +186,8 @@ def row_norm(
     """x [rows, ..., d] normalised with the weights [slots, d] of each row's slot; arguments as for `bottleneck`."""
     count, slots = x.shape[0], weight.shape[0]
     learns = torch.is_grad_enabled() and (weight.requires_grad or (bias is not None and bias.requires_grad))
-    if rows is None:
-        rows = torch.arange(slots if slots > 1 else 1, device=x.device)
+    if rows is None:  # already in row order: segments would be of other slots
+        rows, segments = torch.arange(slots if slots > 1 else 1, device=x.device), None
     if learns and segments is None and len(rows) > 1:
         segments = Segments.of(rows, slots)
     order, spans = (None, None) if segments is None else (segments.order, segments.starts)

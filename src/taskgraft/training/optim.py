@@ -130,6 +130,7 @@ class AdamW(torch.optim.Optimizer):
                 f"this state is of the tasks {list(state_dict['slots'])}, and {self.owners} are being trained."
             )
         super().load_state_dict(state_dict)
+        self._table = None
         self.steps = torch.tensor([slot["step"] for slot in state_dict["slots"].values()])
         self.active = torch.tensor([slot["active"] for slot in state_dict["slots"].values()])
 
@@ -212,26 +213,22 @@ class AdamW(torch.optim.Optimizer):
         """The same step in three launches, without waiting for the GPU."""
         from taskgraft.nn.adamw_kernels import Stack, Table
 
-        parameters = [p for group in self.param_groups for p in group["params"]]
-        places = tuple(p.data_ptr() for p in parameters)
+        owned = list(self._stacks())  # a parameter without a gradient is left alone, as everywhere
+        if not owned:
+            return
+        places = tuple(parameter.data_ptr() for _, parameter, _ in owned)
         if self._table is None or self._table_places != places:
             stacks = []
-            for group in self.param_groups:
-                for p, slots in zip(group["params"], group["slots"], strict=True):
-                    moments = self.moments(p)
-                    decay = [float(self.weight_decay[owner]) if group["decays"] else 0.0 for owner in slots]
-                    gradient = torch.zeros_like(p) if p.grad is None else p.grad
-                    stacks.append(Stack(p, gradient, moments["exp_avg"], moments["exp_avg_sq"], slots, decay))
-            self._table, self._table_places = Table(stacks, len(self.owners), parameters[0].device), places
+            for group, p, slots in owned:
+                moments, gradient = self.moments(p), cast(Tensor, p.grad)
+                decay = [float(self.weight_decay[owner]) if group["decays"] else 0.0 for owner in slots]
+                stacks.append(Stack(p, gradient, moments["exp_avg"], moments["exp_avg_sq"], slots, decay))
+            self._table, self._table_places = Table(stacks, len(self.owners), owned[0][1].device), places
         table = self._table
-        moved = [(own, p.grad) for own, p in zip(table.gradients, parameters, strict=True) if p.grad is not own]
+        gradients = [cast(Tensor, p.grad) for _, p, _ in owned]
+        moved = [(own, now) for own, now in zip(table.gradients, gradients, strict=True) if now is not own]
         if moved:  # the table knows the gradients by where they lay at first
-            there = [(own, grad) for own, grad in moved if grad is not None]
-            for own, grad in moved:
-                if grad is None:
-                    own.zero_()
-            if there:
-                torch._foreach_copy_([own for own, _ in there], [grad for _, grad in there])
+            torch._foreach_copy_([own for own, _ in moved], [now for _, now in moved])
         group = self.param_groups[0]
         self.steps = self.steps.to(table.device)
         now = torch.stack([self.rate * group["lr"], self.clip_norm, self.active.double()])
