@@ -230,3 +230,11 @@ def test_a_quantised_layer_before_an_adapter() -> None:
     tg.graft(model, tg.Adapter(size=8), {"a": 2, "b": 3})
     perturb(model, seed=1, only=lambda path: ".bank." in path)
     assert_close(computed(model, "triton", MIXED), computed(model, "eager", MIXED))
+
+
+def test_a_hook_on_a_norm_sees_it_run() -> None:
+    model = grafted("bert")
+    seen: list[str] = []
+    model.encoder.layer[0].output.LayerNorm.register_forward_hook(lambda *_: seen.append("norm"))
+    computed(model, "triton", ["a", "b"])
+    assert seen == ["norm"]

@@ -546,3 +546,16 @@ def test_bf16_is_a_matter_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
     trials = [trial("a", precision="bf16", epochs=1), trial("b", THREE, precision="bf16", epochs=1)]
     found = tg.fit_many(backbone(torch.float32), trials, progress=False)
     assert seen == {True} and all(torch.isfinite(v).all() for v in found["b"].graft.tensors.values())  # type: ignore[union-attr]
+
+
+def test_a_head_that_could_not_be_written_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> tg.Run:
+        raise tg.GraftError("the disk is full.")
+
+    trials, failed = [trial("a", method=tg.HeadOnly())], list[str]()
+    with monkeypatch.context() as patched:
+        patched.setattr(many, "fit", full)
+        with pytest.raises(tg.GraftError, match="disk is full"):
+            tg.fit_many(backbone(), trials, run=tmp_path, on_failure=lambda each, _: failed.append(each.name))
+    assert not failed
+    assert tg.fit_many(backbone(), trials, run=tmp_path)["a"].graft is not None

@@ -325,3 +325,14 @@ def test_a_task_that_takes_a_slot_begins_anew() -> None:
     for key, value in model.taskgraft.read("c").items():
         torch.testing.assert_close(value, beside.taskgraft.read("c")[key], rtol=1e-9, atol=1e-12)
     assert equal(kept, snapshot(model, "b"))
+
+
+def test_rates_that_were_set_are_part_of_the_state() -> None:
+    model = tg.graft(build("bert"), tg.Adapter(size=4), {"a": 2, "b": 2})
+    first, second = tg.AdamW(model, lr=1e-3), tg.AdamW(model, lr=5e-2)
+    first.set_rates({"a": 1e-4, "b": 3e-4})
+    second.load_state_dict(first.state_dict())
+    rates = [group["lr"] * second.rate for group in second.param_groups]
+    assert all(torch.allclose(rate, torch.tensor([1e-4, 3e-4], dtype=torch.float64)) for rate in rates)
+    second.set_rates({"b": 1e-2})
+    assert torch.allclose(second.rate, torch.tensor([1e-4, 1e-2], dtype=torch.float64))

@@ -305,3 +305,14 @@ def test_rows_of_no_task_keep_the_own_head_of_a_question_answerer() -> None:
         found = model(**inputs).token_logits[1]
     assert torch.allclose(found[:, 0], own.start_logits[1], atol=1e-5)
     assert torch.allclose(found[:, 1], own.end_logits[1], atol=1e-5)
+
+
+def test_a_task_that_came_in_inference_mode_is_like_any_other() -> None:
+    model = tg.graft(build("bert"), tg.Adapter(size=4), {"a": 2})
+    with torch.inference_mode():
+        tg.add_task(model, "b", tg.Adapter(size=4), 2, train=False)
+    for name in "cde":  # the banks grow
+        tg.add_task(model, name, tg.Adapter(size=4), 2)
+    with tg.rows(model, ["b", "e"]):
+        model(**batch(model, rows=2)).logits.sum().backward()
+    assert tg.tasks_of(model) == ["a", "b", "c", "d", "e"]

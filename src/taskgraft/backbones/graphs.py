@@ -55,12 +55,12 @@ class Graphed:
         recording = self.recordings.get(key)
         if recording is None:
             if len(self.recordings) >= self.most:
-                self.recordings.popitem(last=False)
+                self._seen.discard(self.recordings.popitem(last=False)[0])
             try:
                 recording = self.recordings[key] = Recording(self, draft, inputs, options)
             except RuntimeError as error:
                 if isinstance(error, torch.OutOfMemoryError):
-                    raise
+                    self.forget()
                 self.refused = str(error).splitlines()[0]
                 warnings.warn(f"no CUDA graphs for {type(self.model).__name__}: {self.refused}", stacklevel=2)
                 return Call(self.model, lambda: self.grafts.route_of(rows), options)(inputs)
@@ -74,14 +74,19 @@ class Graphed:
 
     def _follow(self) -> None:
         """Drop what was recorded if the weights have moved since, and take hold of the gradients."""
-        layout = (self.grafts.layout, self.grafts.generation, self.grafts.device, self.grafts.dtype)
+        first, attention = next(self.model.parameters()), self.model.config._attn_implementation
+        layout = (self.grafts.layout, self.grafts.generation, first.data_ptr(), first.dtype, attention)
         if layout != self._layout:
-            self.recordings.clear()
-            self._seen.clear()
-            self._gradients = {}
+            self.forget()
             self.parameters = trainable(self.model)
-            self._pool = None
             self._layout = layout
+
+    def forget(self) -> None:
+        """Drop all recordings and give their memory back."""
+        self.recordings.clear()
+        self._seen.clear()
+        self._gradients = {}
+        self._pool = self.latest = None
 
     def _key(self, draft: Draft, inputs: dict[str, Tensor], options: dict[str, Any]) -> Hashable:
         self._follow()
@@ -129,6 +134,16 @@ def recorded(model: Any) -> Iterator[None]:
         grafts.graphed = before
 
 
+def forget_recordings(model: Any) -> bool:
+    """Give the memory of recordings back and make no more in this `recorded` block; whether there were any."""
+    graphed = grafts_of(model).graphed
+    if graphed is None or not graphed.recordings:
+        return False
+    graphed.forget()
+    graphed.refused = "out of memory"
+    return True
+
+
 def call(model: Any, rows: Sequence[str | None] | str | None, inputs: dict[str, Tensor], **options: Any) -> Any:
     """The model's output for these rows, by a recording inside a `recorded` block."""
     grafts = grafts_of(model)
@@ -161,6 +176,13 @@ class Recording:
         self.index = draft.flat().to(graphed.grafts.device)  # which rows go where, all in one tensor
         call = Call(graphed.model, lambda: draft.route(self.index), options)
         state = torch.cuda.get_rng_state()
+        try:
+            self._record(call)
+        finally:
+            torch.cuda.set_rng_state(state)  # what dropout draws next does not depend on when a shape was recorded
+
+    def _record(self, call: Call) -> None:
+        graphed = self.graphed
         self.reached = self._warm_up(call)
         self.forward, self.backward = torch.cuda.CUDAGraph(), None
         with recording(self.forward, graphed):
@@ -178,7 +200,6 @@ class Recording:
                 self._add_gradients(gradients)
         self.results = {name: value.detach() for name, value in self.results.items()}
         self.start = next(iter(self.results.values())).new_zeros((), requires_grad=True) if self.learns else None
-        torch.cuda.set_rng_state(state)  # what dropout draws next does not depend on when a shape was recorded
 
     def _warm_up(self, call: Call) -> list[str]:
         """Once on a stream of its own: kernels are compiled and workspaces made, which cannot be recorded.

@@ -165,6 +165,8 @@ class Grafts:
 
     # -- tasks
 
+    @torch.inference_mode(False)  # banks outlive the mode that they were made in
+    @torch.no_grad()
     def add(
         self,
         name: str,
@@ -272,6 +274,7 @@ class Grafts:
             for weight in bank.weights.values()
         )
 
+    @torch.inference_mode(False)
     def _train(self, names: Sequence[str], shared: bool) -> None:
         methods = [self.tasks[name].method for name in names]
         if (list(names), shared) != (self.trained, self.trains_shared):

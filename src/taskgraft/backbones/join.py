@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 def join_forward(self: Any, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:
     norm = self.LayerNorm
-    if isinstance(norm, NormSite) and not torch.compiler.is_compiling():
+    plain = not is_hooked(norm) and not is_hooked(self.dropout)  # a hook on either must see its module run
+    if isinstance(norm, NormSite) and plain and not torch.compiler.is_compiling():
         route = norm.grafts.route().for_batch(hidden_states)
         kinds = [kind for kind in norm.bank if kind in route.kinds]
         if len(kinds) == 1 and route.packing is None:
@@ -47,8 +48,13 @@ def adapted(dropout: nn.Module, dense: nn.Linear, hidden_states: Tensor) -> Tens
 
 def is_frozen_linear(dense: nn.Module) -> bool:
     """Whether a layer computes `x @ weight^T + bias` and nothing else: not quantised, not offloaded, not hooked."""
-    hooked = dense._forward_hooks or dense._forward_pre_hooks or "forward" in dense.__dict__
-    return type(dense) is nn.Linear and not hooked and not dense.weight.requires_grad
+    own_forward = "forward" in dense.__dict__
+    return type(dense) is nn.Linear and not is_hooked(dense) and not own_forward and not dense.weight.requires_grad
+
+
+def is_hooked(module: nn.Module) -> bool:
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return any(hooks)
 
 
 def joins_of(grafts: Grafts) -> list[nn.Module]:
@@ -59,9 +65,11 @@ def joins_of(grafts: Grafts) -> list[nn.Module]:
 
 def install_joins(grafts: Grafts) -> None:
     for module in joins_of(grafts):
-        module.__dict__["forward"] = types.MethodType(join_forward, module)
+        if "forward" not in module.__dict__:  # else another library stands there already
+            module.__dict__["forward"] = types.MethodType(join_forward, module)
 
 
 def remove_joins(grafts: Grafts) -> None:
     for module in joins_of(grafts):
-        module.__dict__.pop("forward", None)
+        if getattr(module.__dict__.get("forward"), "__func__", None) is join_forward:
+            del module.__dict__["forward"]

@@ -51,10 +51,13 @@ class Kind:
         self.reserve([size])
         slot = self.slots.take(task, size)
         pairs: list[tuple[Tensor, Tensor]] = []
-        with torch.no_grad():
+        try:
             for name, bank in self.banks.items():
                 pairs += bank.places_in_store(slot, {tensor: weights[f"{name}.{tensor}"] for tensor in bank.weights})
             torch._foreach_copy_([own for own, _ in pairs], [value for _, value in pairs])  # in few launches
+        except RuntimeError:  # no memory to grow into
+            self.slots.release(task)
+            raise
 
     def check_given(self, task: str, weights: Mapping[str, Tensor]) -> None:
         """Refuse weights that do not agree with those that the tasks of this kind have in common at all times."""

@@ -77,7 +77,8 @@ def kernel_for(
 
     "triton" insists on the kernels, also on the CPU, where Triton's interpreter runs them (TRITON_INTERPRET=1).
     """
-    if choice == "eager" or (choice == "auto" and not (device.type == "cuda" and has_triton())):
+    compiles = torch.compiler.is_compiling()  # a compiler fuses the operations of the reference itself
+    if choice == "eager" or (choice == "auto" and (compiles or device.type != "cuda" or not has_triton())):
         return "eager"
     if not has_triton():
         raise GraftError("the kernel 'triton' needs Triton: pip install triton, or choose 'auto'.")

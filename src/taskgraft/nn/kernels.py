@@ -313,7 +313,9 @@ class FusedBottleneck(torch.autograd.Function):
         *weights: Tensor,
     ) -> Tensor:  # fmt: skip
         kept = [weight.dtype for weight in weights]
-        down, down_bias, up, up_bias = weights[0].to(dtype), weights[1], weights[2].to(dtype), weights[3]
+        down, down_bias, up, up_bias = weights[:4]
+        if any(ctx.needs_input_grad[12:]):  # few slots, read often; a store at rest is cast where it is read
+            down, up = down.to(dtype), up.to(dtype)
         normed = form.norm_after is not None
         after_weight, after_bias = weights[4:] if normed else (up_bias, up_bias)
         d, m = down.shape[1:]

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from taskgraft.backbones.graphs import recorded
-from taskgraft.errors import GraftError
+from taskgraft.backbones.graphs import forget_recordings, recorded
+from taskgraft.errors import Diverged, GraftError
 from taskgraft.nn.bank import corner
 from taskgraft.training.course import Course
 from taskgraft.training.optim import AdamW
@@ -142,7 +142,7 @@ class Loop:
         losses = self._backward(groups)
         for lane, value in losses.items():
             if not math.isfinite(value):
-                lane.error = GraftError(
+                lane.error = Diverged(
                     f"the loss of {lane.course.name!r} became {value} at step {lane.course.steps + 1}: lower the "
                     f"learning rate (it is {lane.course.rate:g}), or look for extreme numbers among the labels."
                 )
@@ -163,10 +163,13 @@ class Loop:
             try:
                 return self._passes(groups)
             except RuntimeError as error:
-                if self.pass_tokens <= 1 or not is_out_of_memory(error):
+                if not is_out_of_memory(error):
                     raise
+                if not forget_recordings(self.model):  # what they hold may be all that is missing
+                    if self.pass_tokens <= 1:
+                        raise
+                    self.pass_tokens //= 2
             self.optimizer.zero_grad()  # nothing else has changed yet
-            self.pass_tokens //= 2
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
 

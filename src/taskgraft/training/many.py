@@ -20,7 +20,7 @@ import torch
 from taskgraft.backbones import api
 from taskgraft.backbones.insert import Grafts
 from taskgraft.backbones.load import Backbone
-from taskgraft.errors import GraftError, Stopped
+from taskgraft.errors import Diverged, GraftError, Stopped
 from taskgraft.methods import Adapter, HeadOnly, Method, NormsOnly
 from taskgraft.names import check_task_name
 from taskgraft.tasks.task import Task
@@ -66,7 +66,7 @@ def fit_many(
     number goes to `on_failure`, while the others go on; without that, an error in the end names such trials.
     `run` is a folder in which each trial's state, and in the end its graft, is kept under its name: the same call goes
     on where an earlier one was stopped or killed, and repeats nothing that ended. `seconds` of a run are its share, by
-    rows, of its passes. What dropout draws, where it is on, depends on the company; nothing else does.
+    rows, of its passes. What dropout draws, where it is on, depends on the company; all else does not, to rounding.
     """
     trials = list(trials)
     check(trials, lanes)
@@ -287,9 +287,7 @@ class Crew:
             heard = HeardOfOne(trial.name, self.progress)
             try:
                 run = fit(self.backbone, trial.task, trial.method, settings=trial.settings, run=folder, progress=heard)
-            except Stopped:
-                raise
-            except GraftError as error:
+            except Diverged as error:
                 self._give_up(ready, error)
             else:
                 self._keep(ready, run)

@@ -19,6 +19,8 @@ from taskgraft.errors import GraftError
 from taskgraft.nn.bank import padded_to
 from taskgraft.nn.bottleneck import has_triton
 
+MOST_TABLES = 8  # sets of parameters that have gradients in one step or another
+
 
 class AdamW(torch.optim.Optimizer):
     """AdamW (Loshchilov & Hutter) for the trained tasks of a grafted model.
@@ -65,8 +67,7 @@ class AdamW(torch.optim.Optimizer):
         self.weight_decay = torch.tensor(per_owner("weight_decay", weight_decay, self.owners), dtype=torch.float64)
         self.steps = torch.zeros(count)  # how many steps each task has taken
         self.active = torch.ones(count, dtype=torch.bool)  # a task switched off here never changes
-        self._table: Any = None  # where everything lies, for the kernels
-        self._table_places: tuple[int, ...] = ()
+        self._tables: dict[tuple[int, ...], Any] = {}  # where everything lies, for the kernels
         self.sets_rates = False  # whether `rate` is a rate, and not a share of the group's
 
     def set_active(self, task: str, active: bool) -> None:
@@ -95,7 +96,7 @@ class AdamW(torch.optim.Optimizer):
         """Let a task take the slot of another that it was swapped with: no steps taken yet, no moments."""
         number = self.owners.index(old)
         self.owners[number] = new
-        self._table = None
+        self._tables.clear()
         self.weight_decay[number], self.clip_norm[number] = weight_decay, clip_norm
         self.steps[number], self.active[number] = 0, True
         for group in self.param_groups:
@@ -119,10 +120,12 @@ class AdamW(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         slots = {
-            owner: {"step": step, "active": active}
-            for owner, step, active in zip(self.owners, self.steps.tolist(), self.active.tolist(), strict=True)
+            owner: {"step": step, "active": active, "rate": rate}
+            for owner, step, active, rate in zip(
+                self.owners, self.steps.tolist(), self.active.tolist(), self.rate.tolist(), strict=True
+            )
         }
-        return {**super().state_dict(), "slots": slots}
+        return {**super().state_dict(), "slots": slots, "sets_rates": self.sets_rates}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if list(state_dict["slots"]) != self.owners:
@@ -130,7 +133,9 @@ class AdamW(torch.optim.Optimizer):
                 f"this state is of the tasks {list(state_dict['slots'])}, and {self.owners} are being trained."
             )
         super().load_state_dict(state_dict)
-        self._table = None
+        self._tables.clear()
+        self.sets_rates = state_dict["sets_rates"]
+        self.rate = torch.tensor([slot["rate"] for slot in state_dict["slots"].values()], dtype=torch.float64)
         self.steps = torch.tensor([slot["step"] for slot in state_dict["slots"].values()])
         self.active = torch.tensor([slot["active"] for slot in state_dict["slots"].values()])
 
@@ -217,14 +222,16 @@ class AdamW(torch.optim.Optimizer):
         if not owned:
             return
         places = tuple(parameter.data_ptr() for _, parameter, _ in owned)
-        if self._table is None or self._table_places != places:
+        if places not in self._tables:
             stacks = []
             for group, p, slots in owned:
                 moments, gradient = self.moments(p), cast(Tensor, p.grad)
                 decay = [float(self.weight_decay[owner]) if group["decays"] else 0.0 for owner in slots]
                 stacks.append(Stack(p, gradient, moments["exp_avg"], moments["exp_avg_sq"], slots, decay))
-            self._table, self._table_places = Table(stacks, len(self.owners), owned[0][1].device), places
-        table = self._table
+            if len(self._tables) >= MOST_TABLES:
+                self._tables.clear()
+            self._tables[places] = Table(stacks, len(self.owners), owned[0][1].device)
+        table = self._tables[places]
         gradients = [cast(Tensor, p.grad) for _, p, _ in owned]
         moved = [(own, now) for own, now in zip(table.gradients, gradients, strict=True) if now is not own]
         if moved:  # the table knows the gradients by where they lay at first
@@ -234,6 +241,7 @@ class AdamW(torch.optim.Optimizer):
         now = torch.stack([self.rate * group["lr"], self.clip_norm, self.active.double()])
         rates, clips, active = now.to(table.device, non_blocking=True)
         table.step(rates, clips, active, self.steps, group["betas"], group["eps"])
+        torch.autograd.graph.increment_version([parameter for _, parameter, _ in owned])  # written by address
 
     def _update(self, only: int | None, owner: int, clip: float) -> None:
         """One AdamW step of one task's slots, or (None) of every slot, with the settings of `owner`."""

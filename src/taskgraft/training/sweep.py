@@ -17,6 +17,7 @@ from taskgraft.backbones.load import Backbone
 from taskgraft.errors import GraftError
 from taskgraft.grafts.fingerprint import fingerprint
 from taskgraft.grafts.graft import Graft
+from taskgraft.grafts.store import sync
 from taskgraft.methods import Adapter, Method
 from taskgraft.tasks.metrics import score_of
 from taskgraft.tasks.task import Task
@@ -288,6 +289,8 @@ class Ledger:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             draft = self.path.with_suffix(".draft")
             draft.write_text(content, encoding="utf-8")
+            sync(draft)
             draft.replace(self.path)
+            sync(self.path.parent)
         except OSError as error:
             raise GraftError(f"{self.path} could not be written: {error}.") from error
