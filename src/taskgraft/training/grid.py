@@ -102,7 +102,7 @@ def paper_grid(task: Task) -> Grid:
 
 
 def paper_settings(settings: Settings) -> Settings:
-    """The paper's batches, weights as they are and no early end, where nothing else was asked for."""
+    """The paper's batches, weights as they are and no early end, wherever a setting is at its default."""
     default = Settings()
     left = {key: value for key, value in PAPER_SETTINGS.items() if getattr(settings, key) == getattr(default, key)}
     return dataclasses.replace(settings, **left)

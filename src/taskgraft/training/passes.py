@@ -28,7 +28,7 @@ from taskgraft.training.predict import forward
 CPU = torch.device("cpu")
 CPU_TOKENS, MOST_TOKENS = 4_096, 131_072  # of a pass; more at once gains nothing
 MOST_LANES = {"cuda": 64, "cpu": 8}
-PASS_SHARE, LANE_SHARE = 0.5, 0.25  # of free memory: what a pass keeps for its backward pass, what lanes hold
+PASS_SHARE, LANE_SHARE = 0.35, 0.25  # of free memory: what a pass keeps (its recording keeps as much), what lanes hold
 COPIES = 7  # of a lane's weights: at rest, in training, gradient, two moments, running mean, kept
 
 
