@@ -87,7 +87,11 @@ def sweep(
     ] = None,
     paper: Annotated[
         bool,
-        option(GRID, "The grid of Houlsby et al. and their settings, wherever a setting is left at its default; 5 seeds.", "--paper"),
+        option(
+            GRID,
+            "The grid of Houlsby et al. and their settings, wherever a setting is left at its default; 5 seeds.",
+            "--paper",
+        ),
     ] = False,
     lanes: Annotated[
         int | None, typer.Option(help="Runs that share a pass.", min=1, show_default="by the memory")
