@@ -12,6 +12,7 @@ roofline.md goes into benchmarks/results.
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from ours import grafted, mixed, recorded
+from ours import grafted, mixed, one_pass, recorded
 from plots import listed, number
 from side_by_side import RESULTS, SMOKE
 from stock import Setting, Variant, bare_forward
@@ -198,6 +199,36 @@ def line(name: str, works: list[Work], measured_ms: float, found: Ceilings) -> s
     return f"| {' | '.join([*cells, f'{measured_ms:.4f}', f'{measured_ms / floor:.2f}'])} |"
 
 
+# What a kernel's name tells of it, in this order.
+SHARES = {
+    "bottlenecks, norms, AdamW": r"^_(forward|input_gradient|weight_gradient|backward|summed|squares|settle|update)$",
+    "attention": r"sdpa|flash|fmha|dot_do_o|convert_dq",
+    "matrix products": r"gemm|nvjet|cutlass|cublas",
+    "GELU": r"[Gg]elu",
+    "sums, casts and copies": r".",
+}
+
+
+def shares_of(setting: Setting, rows: int) -> Iterator[str]:
+    """Where the GPU's time goes in a training step of many runs in one pass, by the profiler: a line for each share."""
+    from torch.profiler import ProfilerActivity, profile
+
+    step = one_pass(setting, rows, graphed=True)
+    for _ in range(3):
+        step.run()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as watched:
+        step.run()
+        torch.cuda.synchronize()
+    ms = dict.fromkeys(SHARES, 0.0)
+    for event in watched.key_averages():
+        share = next(name for name, pattern in SHARES.items() if re.search(pattern, event.key))
+        ms[share] += event.self_device_time_total / 1e3
+    total = sum(ms.values())
+    for name, spent in sorted(ms.items(), key=lambda item: -item[1]):
+        yield f"| {name} | {spent:.1f} | {100 * spent / total:.0f} % |"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", metavar="FOLDER", type=Path, default=RESULTS, help="default: benchmarks/results")
@@ -227,6 +258,15 @@ def main() -> None:
         "|---|---|---|---|---|---|---|",
         *lines_of(setting, rows, found),
     ]
+    if setting.device.startswith("cuda"):
+        text += [
+            "",
+            f"A training step of {setting.runs} runs of 32 rows in one pass, by the profiler:",
+            "",
+            "| what | ms | share |",
+            "|---|---|---|",
+            *shares_of(setting, 32),
+        ]
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "roofline.md").write_text("\n".join(text) + "\n")
     print("\n".join(text))
