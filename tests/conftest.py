@@ -57,3 +57,13 @@ def rounding_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
         "create_dot",
         lambda self, a, b, *rest: dot(self, widened(a), widened(b), *rest),
     )
+
+
+@pytest.fixture(scope="module")
+def backbone(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of a tiny backbone, for the command line."""
+    import tiny
+
+    folder = tmp_path_factory.mktemp("backbone")
+    tiny.backbone(folder)
+    return str(folder)

@@ -87,13 +87,6 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def backbone(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("backbone")
-    tiny.backbone(folder)
-    return str(folder)
-
-
-@pytest.fixture(scope="module")
 def trained(backbone: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with train.csv, test.csv and a store that holds the task `warming`."""
     folder = tmp_path_factory.mktemp("trained")

@@ -30,13 +30,6 @@ FOUR = ["--sizes", "2,4", "--rates", "1e-3,1e-2", "--epochs", "2"]
 
 
 @pytest.fixture(scope="module")
-def backbone(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("backbone")
-    tiny.backbone(folder)
-    return str(folder)
-
-
-@pytest.fixture(scope="module")
 def swept(backbone: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Done]:
     """A folder with two files and a sweep of four runs of one of them, and what that said."""
     folder = tmp_path_factory.mktemp("swept")

@@ -30,13 +30,6 @@ def prices(path: Path, count: int = 70, seed: int = 1) -> str:
 
 
 @pytest.fixture(scope="module")
-def backbone(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("backbone")
-    tiny.backbone(folder)
-    return str(folder)
-
-
-@pytest.fixture(scope="module")
 def trained(backbone: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A folder with three files and a store, in which two of them were trained together, and what that said."""
     folder = tmp_path_factory.mktemp("trained")
