@@ -179,6 +179,7 @@ def test_what_is_not_asked_for_changes_nothing(name: str) -> None:
     inputs = drawn(shape, kind, True)
     wanted = computed(inputs, shape, kind, True, torch.float32)
     rows = None if shape.rows is None else torch.tensor(shape.rows, device=DEVICE)
+    same = 0 if DEVICE == "cpu" else 1e-6  # a compiler may contract another program's sums in another way
     for asked in ((), ("x",), ("residual",), ("weight", "bias"), ("bias",)):
         given = {key: getattr(inputs, key).to(DEVICE, copy=True) for key in ("x", "residual", "weight", "bias")}
         for key in asked:
@@ -186,11 +187,11 @@ def test_what_is_not_asked_for_changes_nothing(name: str) -> None:
         y = row_norm(
             given["x"], rows, given["weight"], given["bias"], eps=EPS, dtype=torch.float32, residual=given["residual"]
         )
-        assert torch.equal(y.detach(), wanted["y"])
+        assert error(y.detach(), wanted["y"]) <= same
         if asked:
             y.backward(inputs.received.to(DEVICE))
         for key, value in given.items():
-            assert torch.equal(value.grad, wanted[key]) if key in asked else value.grad is None
+            assert error(value.grad, wanted[key]) <= same if key in asked else value.grad is None
 
 
 def test_a_residual_and_a_branch_of_two_precisions() -> None:

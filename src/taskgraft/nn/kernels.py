@@ -262,9 +262,9 @@ def _weight_gradient(
                 b = (b - tl.load(mean + token, mask=here, other=0.0)[:, None]) * spread[:, None]
                 acc_weight += tl.sum(g * b, 0)
                 acc_bias += tl.sum(g, 0)
-                first = tl.load(c1 + token, mask=here, other=0.0)
-                second = tl.load(c2 + token, mask=here, other=0.0)
-                g = spread[:, None] * (g * gain[None, :] - first[:, None] - b * second[:, None])
+                shift = tl.load(c1 + token, mask=here, other=0.0)
+                tilt = tl.load(c2 + token, mask=here, other=0.0)
+                g = spread[:, None] * (g * gain[None, :] - shift[:, None] - b * tilt[:, None])
                 g = tl.where(wide, g, 0.0)
             acc_down = tl.dot(tl.trans(xs.to(KIND)), zg.to(KIND), acc_down, input_precision=PRECISION)
             acc_up = tl.dot(tl.trans(hs), g.to(KIND), acc_up, input_precision=PRECISION)
