@@ -8,6 +8,7 @@ papers compare with.
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import warnings
 from collections.abc import Sequence
@@ -25,6 +26,9 @@ Norms = Literal["all", "layers", "shared", "none"]
 SiteName = Literal["attention", "cross_attention", "feedforward"]
 
 
+MOST_DEPTH = 64  # of a bottleneck
+
+
 def _require(ok: bool, sentence: str) -> None:
     if not ok:
         raise GraftError(sentence)
@@ -36,6 +40,17 @@ def _check_whole(method: Method, fields: Sequence[str], least: int = 1, optional
         whole = isinstance(value, int) and not isinstance(value, bool) and value >= least
         ok = whole or (optional and value is None)
         _require(ok, f"{field}={value!r} must be a whole number of at least {least}.")
+
+
+def _check_plain(method: Method) -> None:
+    """Numbers are numbers and switches switches, also where a method comes from a file."""
+    for field in dataclasses.fields(method):
+        value = getattr(method, field.name)
+        if field.type == "bool":
+            _require(isinstance(value, bool), f"{field.name}={value!r} must be True or False.")
+        elif field.type == "float":
+            known = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+            _require(known, f"{field.name}={value!r} must be a number.")
 
 
 def _check_sites(sites: Sequence[str]) -> None:
@@ -74,6 +89,7 @@ class Method:
     name: ClassVar[str]
 
     def __post_init__(self) -> None:
+        _check_plain(self)
         _check_choice("pooling", self.pooling, Pooling, optional=True)
         _require(0 <= self.head_dropout < 1, f"head_dropout={self.head_dropout} must be at least 0 and below 1.")
 
@@ -127,11 +143,14 @@ class Adapter(Method):
         super().__post_init__()
         object.__setattr__(self, "sites", tuple(self.sites))
         if self.layers is not None:
+            whole = all(isinstance(layer, int) for layer in self.layers)
+            _require(whole, f"layers={self.layers!r} must be whole numbers: the first layer is 0.")
             object.__setattr__(self, "layers", tuple(sorted(set(self.layers))))
             _require(bool(self.layers), "layers=() leaves no layer to adapt: leave it out to adapt all of them.")
         _require(self.size is None or self.reduction is None, "give size or reduction, not both.")
         _check_whole(self, ("size", "reduction"), optional=True)
         _check_whole(self, ("depth",), least=0)
+        _require(self.depth <= MOST_DEPTH, f"depth={self.depth} is more than the {MOST_DEPTH} linears that are known.")
         _check_sites(self.sites)
         _check_choice("activation", self.activation, Activation)
         _check_choice("norms", self.norms, Norms, optional=True)

@@ -118,7 +118,7 @@ class Grafts:
             self._routes.add(route)
         return route
 
-    def _expire(self, tasks: set[str]) -> None:
+    def expire(self, tasks: set[str]) -> None:
         with ROUTES:
             for route in self._routes:
                 route.stale = route.stale or not tasks.isdisjoint(route.names)
@@ -204,8 +204,16 @@ class Grafts:
             self.banks.discard_empty()
             raise
         weights = sent(weights, self.device)
-        for kind, size in plan:
-            kind.add(name, size, weights)
+        added = []
+        try:
+            for kind, size in plan:
+                kind.add(name, size, weights)
+                added.append(kind)
+        except RuntimeError:  # no memory
+            for kind in added:
+                kind.slots.release(name)
+            self.banks.discard_empty()
+            raise
         if head is not None:
             self.model.accepts_loss_kwargs = False  # transformers.Trainer: our loss is a mean over rows
         self._numbers += 1
@@ -216,7 +224,7 @@ class Grafts:
         self.require(name)
         if name in self.trained:
             self._train([task for task in self.trained if task != name], self.trains_shared)
-        self._expire({name})
+        self.expire({name})
         for key in self.tasks.pop(name).kinds:
             self.kinds[key].slots.release(name)
         self.banks.discard_empty()
@@ -234,7 +242,7 @@ class Grafts:
             self.banks.discard_empty()
             raise GraftError(f"task {new!r} cannot take the place of {old!r}: it needs another, or is there already.")
         weights = self.banks.fresh_weights(method, plan, torch.Generator().manual_seed(seed))
-        self._expire({old})
+        self.expire({old})
         for kind, size in plan:
             kind.swap(old, new, size, weights)
         del self.tasks[old]
@@ -278,7 +286,7 @@ class Grafts:
     def _train(self, names: Sequence[str], shared: bool) -> None:
         methods = [self.tasks[name].method for name in names]
         if (list(names), shared) != (self.trained, self.trains_shared):
-            self._expire({*names, *self.trained})
+            self.expire({*names, *self.trained})
             self.generation += 1
         for kind in self.kinds.values():
             kind.train(names, shared)

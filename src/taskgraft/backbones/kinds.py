@@ -40,12 +40,43 @@ class Kind:
 
         That is the size itself while all are equal, else a power of two (heads: the largest).
         """
-        all_sizes = self.slots.sizes | set(sizes)
-        widest = max(all_sizes)
-        width = widest if len(all_sizes) == 1 or self.exact_width else 1 << (widest - 1).bit_length()
+        width = self.width_with(sizes)
         for bank in self.banks.values():
             if width > bank.width:
                 bank.widen(width)
+
+    def width_with(self, sizes: Iterable[int]) -> int:
+        all_sizes = self.slots.sizes | set(sizes)
+        widest = max(all_sizes)
+        return widest if len(all_sizes) == 1 or self.exact_width else 1 << (widest - 1).bit_length()
+
+    @property
+    def capacity(self) -> int:
+        """How many tasks there is room for, and the bare backbone."""
+        return max(bank.capacity for bank in self.banks.values())
+
+    def bytes_with(self, size: int | None = None) -> int:
+        """What its banks take, now or once they have grown as little as one more task of a size needs."""
+        banks = self.banks.values()
+        if size is None:
+            return sum(bank.bytes_of(bank.width, bank.capacity) for bank in banks)
+        width, capacity = self.width_with([size]), max(self.capacity, len(self.slots.of) + 2)
+        return sum(bank.bytes_of(max(width, bank.width), capacity) for bank in banks)
+
+    def resize(self, capacity: int) -> None:
+        for bank in self.banks.values():
+            bank.resize(capacity)
+
+    def compact(self) -> None:
+        """Give back the room that tasks had which have left: their slots, and the width that they alone needed."""
+        assert not self.slots.trained, "what is being trained stays where it is"
+        moves = self.slots.compact()
+        for bank in self.banks.values():
+            bank.move(moves)
+            if self.width_with([]) < bank.width:
+                bank.narrow(self.width_with([]))
+            if bank.capacity > len(self.slots.of) + 1:
+                bank.resize(len(self.slots.of) + 1)
 
     def add(self, task: str, size: int, weights: Mapping[str, Tensor]) -> None:
         self.reserve([size])

@@ -8,6 +8,7 @@ adding a task costs one copy into the store (which doubles when full).
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -94,14 +95,9 @@ class Bank(nn.Module):
     def places_in_store(self, slot: int, tensors: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
         """A slot's tensors, made room for and zero where a smaller value leaves room, and the values that go there."""
         for name in self.weights:
-            store = self.store(name)
-            if slot >= store.shape[0]:
-                grown = store.new_zeros(max(slot + 1, 2 * store.shape[0]), *store.shape[1:])
-                grown[: store.shape[0]] = store
-                setattr(self, f"store_{name}", grown)
-                self.place = object()
-                store = grown
-            own, value = store[slot], tensors[name]
+            if slot >= self.store(name).shape[0]:
+                self._resize(name, max(slot + 1, 2 * self.store(name).shape[0]))
+            own, value = self.store(name)[slot], tensors[name]
             yield (own if own.shape == value.shape else corner(own.zero_(), value.shape)), value
 
     @torch.no_grad()
@@ -168,6 +164,33 @@ class Bank(nn.Module):
                 trained.grad = None
         self.width = width
         self.place = object()
+
+    def _resize(self, name: str, capacity: int) -> None:
+        store = self.store(name)
+        kept = min(capacity, store.shape[0])
+        resized = store.new_zeros(capacity, *store.shape[1:])
+        resized[:kept] = store[:kept]
+        setattr(self, f"store_{name}", resized)
+        self.place = object()
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def resize(self, capacity: int) -> None:
+        """Make room for so many slots, slot 0 among them, or give back what lies beyond."""
+        for name in self.weights:
+            self._resize(name, capacity)
+
+    @torch.no_grad()
+    def move(self, moves: Sequence[tuple[int, int]]) -> None:
+        """Copy slots that are at rest to other places: (from, to)."""
+        for name in self.weights:
+            for old, new in moves:
+                self.store(name)[new] = self.store(name)[old]
+
+    def bytes_of(self, width: int, capacity: int) -> int:
+        """What the store takes with so many slots of this width."""
+        itemsize = self.store(next(iter(self.weights))).element_size()
+        return capacity * itemsize * sum(math.prod(weight.shape) for weight in self.layout(width).values())
 
     @torch.no_grad()
     def narrow(self, width: int) -> None:

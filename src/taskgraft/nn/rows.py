@@ -77,6 +77,15 @@ class Slots:
         self._free.append(slot)
         return slot
 
+    def compact(self) -> list[tuple[int, int]]:
+        """Number the tasks 1, 2, ... without gaps; which slots that moves: (from, to)."""
+        gaps = sorted(slot for slot in self._free if slot <= len(self.of))
+        beyond = [task for task, slot in self.of.items() if slot > len(self.of)]
+        moves = [(self.of[task], slot) for task, slot in zip(beyond, gaps, strict=True)]
+        self.of.update(zip(beyond, gaps, strict=True))
+        self._free = []
+        return moves
+
     @property
     def sizes(self) -> set[int]:
         return {size for size, tasks in self._sizes.items() if tasks}
