@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -61,6 +61,15 @@ class Member:
         head = None if self.head is None else self.head.to_json()
         return {"method": self.method.to_json(), "head": head, "task": self.task, "metrics": self.metrics}
 
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Member:
+        method, head = method_from_json(record["method"]), head_from_json(record["head"])
+        return cls(method, head, record["task"], record["metrics"])
+
+    def graft(self, name: str, backbone: dict[str, Any], training: dict[str, Any]) -> Graft:
+        """What is known of it, without weights."""
+        return Graft(name, self.method, self.head, {}, backbone, self.metrics, training, self.task)
+
 
 @dataclass(frozen=True, eq=False)
 class Joint:
@@ -98,6 +107,12 @@ class Joint:
     def part(self, task: str) -> dict[str, Tensor]:
         """A task's own tensors, or (SHARED) those of all, by their names on a model."""
         return {name.partition("/")[2]: t for name, t in self.tensors.items() if name.partition("/")[0] == task}
+
+    def alone(self, task: str, name: str) -> Joint:
+        """One of the tasks with what all share, under another name."""
+        own = {f"{name}/{tensor}": value for tensor, value in self.part(task).items()}
+        shared = {f"{SHARED}/{tensor}": value for tensor, value in self.part(SHARED).items()}
+        return replace(self, tasks={name: self.tasks[task]}, tensors={**shared, **own})
 
     def task(self, name: str) -> JointTask:
         """One of the tasks, to predict and evaluate with."""
@@ -159,17 +174,7 @@ class JointTask:
     @property
     def graft(self) -> Graft:
         """What is known of it, without weights."""
-        member = self.joint.tasks[self.name]
-        return Graft(
-            name=self.name,
-            method=member.method,
-            head=member.head,
-            tensors={},
-            backbone=self.joint.backbone,
-            metrics=member.metrics,
-            training=self.joint.training,
-            task=member.task,
-        )
+        return self.joint.tasks[self.name].graft(self.name, self.joint.backbone, self.joint.training)
 
 
 def get_joint(
@@ -306,12 +311,7 @@ def read_joint(name: str, folder: Path) -> Joint:
     record = read_joint_record(name, folder)
     tensors = read_tensors(name, folder, TENSORS, record)
     try:
-        tasks = {
-            task: Member(
-                method_from_json(member["method"]), head_from_json(member["head"]), member["task"], member["metrics"]
-            )
-            for task, member in record["tasks"].items()
-        }
+        tasks = {task: Member.from_json(member) for task, member in record["tasks"].items()}
         return Joint(tasks, tensors, **{key: record[key] for key in ("backbone", "metrics", "training", "created")})
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise GraftError(f"{RECORD} of {name!r} does not hold tasks trained together ({error}): {AGAIN}.") from error

@@ -23,7 +23,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
 
-from taskgraft.errors import GraftError
+from taskgraft.errors import GraftError, UnknownTask
 from taskgraft.grafts.graft import Graft, encode, read_graft, read_summary, size_on_disk
 from taskgraft.grafts.joint import RECORD as JOINT
 from taskgraft.grafts.joint import TENSORS as JOINT_TENSORS
@@ -79,6 +79,17 @@ class Store:
     def get_joint(self, name: str, version: int | None = None) -> Joint:
         """The tasks that were trained together and saved under this name."""
         return self._read(name, version, read_joint)[1]
+
+    def locate(self, name: str, version: int | None = None) -> Found:
+        """Where a graft's files are, in its current version or in an earlier one, whatever they hold."""
+        found = self._require(name)
+        if version is None:
+            return found
+        kept = numbers(found.lineage)
+        if found.lineage is None or version not in kept:
+            known = ", ".join(map(str, kept)) or "no numbered versions"
+            raise GraftError(f"graft {name!r} has no version {version}: the store has {known}.")
+        return Found(version_folder(found.lineage, version), found.lineage, version)
 
     def names(self) -> Names:
         if not self.folder.is_dir():
@@ -221,18 +232,8 @@ class Store:
     def _require(self, name: str) -> Found:
         found = self._find(name)
         if found is None:
-            raise GraftError(f"no graft named {name!r} is in the store {self.folder}: Store.names() tells which are.")
+            raise UnknownTask(f"no graft named {name!r} is in the store {self.folder}: Store.names() tells which are.")
         return found
-
-    def _version(self, name: str, version: int | None) -> Found:
-        found = self._require(name)
-        if version is None:
-            return found
-        kept = numbers(found.lineage)
-        if found.lineage is None or version not in kept:
-            known = ", ".join(map(str, kept)) or "no numbered versions"
-            raise GraftError(f"graft {name!r} has no version {version}: the store has {known}.")
-        return Found(version_folder(found.lineage, version), found.lineage, version)
 
     def _lineage(self, name: str) -> Path:
         """Where the next version of a name goes."""
@@ -257,12 +258,12 @@ class Store:
 
     def _read(self, name: str, version: int | None, read: Callable[[str, Path], T]) -> tuple[Found, T]:
         """What `read` makes of a graft's folder, which is looked up once, and again if it was pruned meanwhile."""
-        found = self._version(name, version)
+        found = self.locate(name, version)
         while True:
             try:
                 return found, read(name, found.folder)
             except GraftError:
-                again = self._version(name, version)
+                again = self.locate(name, version)
                 if again == found:
                     raise
                 found = again

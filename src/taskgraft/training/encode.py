@@ -52,12 +52,7 @@ class Ragged:
 
     def padded(self, rows: Sequence[int], fill: int, multiple: int = 1) -> Tensor:
         """These rows as one tensor [rows, longest], rounded up to a multiple of a length."""
-        parts = [self[row] for row in rows]
-        longest = max(1, *(len(part) for part in parts))
-        whole = np.full((len(parts), -(-longest // multiple) * multiple), fill, np.int64)
-        for place, part in zip(whole, parts, strict=True):
-            place[: len(part)] = part
-        return torch.from_numpy(whole)
+        return padded([self[row] for row in rows], fill, multiple)
 
 
 @dataclass(frozen=True)
@@ -106,6 +101,15 @@ class Encoded:
         elif self.labels is not None:
             digest.update(self.labels.numpy().tobytes())
         return digest.hexdigest()
+
+
+def padded(parts: Sequence[Sequence[int] | npt.NDArray[np.int32]], fill: int, multiple: int = 1) -> Tensor:
+    """Rows of different lengths as one tensor [rows, longest], rounded up to a multiple of a length."""
+    longest = max(1, *(len(part) for part in parts))
+    whole = np.full((len(parts), -(-longest // multiple) * multiple), fill, np.int64)
+    for place, part in zip(whole, parts, strict=True):
+        place[: len(part)] = part
+    return torch.from_numpy(whole)
 
 
 def joined(batches: Sequence[dict[str, Tensor]], padding: Mapping[str, int]) -> dict[str, Tensor]:

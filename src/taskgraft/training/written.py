@@ -16,8 +16,9 @@ from torch import Tensor
 from taskgraft.backbones.api import grafts_of, rows
 from taskgraft.backbones.forward import generated_once
 from taskgraft.errors import GraftError
+from taskgraft.nn.heads import IGNORED
 from taskgraft.training.batches import evaluation_batches
-from taskgraft.training.encode import Encoded
+from taskgraft.training.encode import Encoded, padded
 
 
 @torch.inference_mode()
@@ -35,11 +36,22 @@ def greedy(
     limit = encoded.limit if max_new_tokens is None else max_new_tokens
     for some in evaluation_batches(encoded.lengths, batch_size):
         inputs, _ = encoded.batch(some.tolist(), device)
-        with rows(model, name):
-            ids = model.generate(**inputs, max_new_tokens=limit, do_sample=False, num_beams=1)
-        for row, text in zip(some.tolist(), tokenizer.batch_decode(ids, skip_special_tokens=True), strict=True):
-            found[row] = text.strip()
+        texts = write(model, name, tokenizer, inputs, [limit] * len(some))
+        for row, text in zip(some.tolist(), texts, strict=True):
+            found[row] = text
     return found
+
+
+def write(
+    model: Any, names: str | Sequence[str], tokenizer: Any, inputs: dict[str, Tensor], limits: Sequence[int]
+) -> list[str]:
+    """What the model writes after each row of a batch, of at most so many tokens."""
+    with rows(model, names):
+        ids = model.generate(**inputs, max_new_tokens=max(limits), do_sample=False, num_beams=1)
+    forced = model.generation_config.forced_eos_token_id is not None  # the last token of a row's own is its end
+    ends = [limit + 1 - (forced and limit < max(limits)) for limit in limits]  # and the one it starts from
+    kept = [row[:end] for row, end in zip(ids.tolist(), ends, strict=True)]
+    return [text.strip() for text in tokenizer.batch_decode(kept, skip_special_tokens=True)]
 
 
 @torch.inference_mode()
@@ -59,22 +71,36 @@ def label_scores(
     """
     if not candidates:
         raise GraftError("there are no candidates to score: give the answers that exist, or let the model write.")
-    answers = [torch.tensor(ids, device=device) for ids in tokenizer(text_target=list(candidates))["input_ids"]]
+    answers = tokenizer(text_target=list(candidates))["input_ids"]
     found = np.empty((len(encoded), len(candidates)))
     for some in evaluation_batches(encoded.lengths, batch_size):
         inputs, _ = encoded.batch(some.tolist(), device)
-        precision = torch.autocast(device.type, torch.bfloat16, enabled=bf16)
-        with rows(model, name), precision, generated_once(grafts_of(model)):
-            read = model.get_encoder()(**inputs)
-            scores = [written_after(model, read, inputs["attention_mask"], answer) for answer in answers]
-        found[some] = torch.stack(scores, 1).cpu().numpy()
+        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+            found[some] = score(model, name, inputs, [answers] * len(some))
     return found
 
 
-def written_after(model: Any, read: Any, mask: Tensor, answer: Tensor) -> Tensor:
-    """The log probability of one answer's tokens after each row that was read: [rows]."""
-    tokens = answer.expand(len(mask), -1)  # [rows, tokens]
+def score(
+    model: Any, names: str | Sequence[str], inputs: dict[str, Tensor], answers: Sequence[Sequence[Sequence[int]]]
+) -> npt.NDArray[np.float64]:
+    """The log probability of each of a row's own answers, given as tokens: [rows, most]; -inf beyond the last."""
+    device, most = inputs["input_ids"].device, max(map(len, answers))
+    with rows(model, names), generated_once(grafts_of(model)):
+        read = model.get_encoder()(**inputs)
+        scores = []
+        for number in range(most):
+            tokens = padded([own[number] if number < len(own) else [] for own in answers], IGNORED)
+            scores.append(written_after(model, read, inputs["attention_mask"], tokens.to(device)))
+    found = torch.stack(scores, 1).cpu().numpy()
+    for row, own in enumerate(answers):
+        found[row, len(own) :] = -np.inf
+    return found
+
+
+def written_after(model: Any, read: Any, mask: Tensor, tokens: Tensor) -> Tensor:
+    """The log probability of an answer's tokens, [rows, tokens], after each row that was read: [rows]."""
     before = model.prepare_decoder_input_ids_from_labels(labels=tokens)
     logits: Tensor = model(encoder_outputs=read, attention_mask=mask, decoder_input_ids=before, use_cache=False).logits
-    chances = logits.float().log_softmax(-1).gather(-1, tokens[:, :, None])[..., 0]
-    return chances.double().sum(1)
+    there = tokens != IGNORED
+    chances = logits.float().log_softmax(-1).gather(-1, tokens.where(there, 0)[:, :, None])[..., 0]
+    return chances.double().where(there, 0).sum(1)
