@@ -6,6 +6,7 @@ import io
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,9 +19,11 @@ from taskgraft.cli.tasks import task_named
 from taskgraft.errors import GraftError
 
 if TYPE_CHECKING:
+    from taskgraft.backbones.load import Backbone
     from taskgraft.grafts.graft import Graft
+    from taskgraft.grafts.joint import JointTask
+    from taskgraft.serving.answers import Answer
     from taskgraft.tasks.files import Rows
-    from taskgraft.training.predict import Prediction
 
 STDIN, AT_ONCE = "-", 4096
 PLAIN = (".txt", ".txt.gz")
@@ -69,7 +72,7 @@ def predict(
     output = Output(json)
     asked_of = task_named(store, name, version)
     graft = training.graft_of(asked_of)
-    kind, labels = training.kind_of(graft), training.labels_of(graft)
+    kind = training.kind_of(graft)
     if texts == [STDIN] and file is None:
         texts, file = None, STDIN
     if texts and file is not None:
@@ -89,11 +92,30 @@ def predict(
         words = [text.split() if isinstance(text, str) else text for text in questions.texts]
         questions = Questions(words, questions.pairs)
     loaded = backbone_for(name, graft.backbone, backbone)
-    for part in questions.parts():
-        for row, answer in enumerate(training.predict(loaded, asked_of, part.texts, part.pairs)):
-            asked = {"text": part.texts[row]} | ({} if part.pairs is None else {"pair": part.pairs[row]})
-            print_json({**asked, **answer_record(kind, labels, answer)})
+    for row, answer in enumerate(answers(loaded, asked_of, store, name, version, questions)):
+        asked = {"text": questions.texts[row]} | ({} if questions.pairs is None else {"pair": questions.pairs[row]})
+        print_json({**asked, **answer.result})
     output.finish({"task": name, "kind": kind, "rows": len(questions.texts)})
+
+
+def answers(
+    backbone: Backbone, what: Graft | JointTask, store: Path, name: str, version: int | None, questions: Questions
+) -> Iterator[Answer]:
+    """Answers in order, by the engine; a task that changed the backbone itself has it to itself."""
+    from taskgraft.serving.answers import Answer
+    from taskgraft.serving.engine import Engine
+    from taskgraft.training.evaluate import graft_of, kind_of, labels_of, predict
+
+    graft = graft_of(what)
+    if graft.method.trains_backbone:
+        for part in questions.parts():
+            for found in predict(backbone, what, part.texts, part.pairs):
+                yield Answer.of(name, version, kind_of(graft), labels_of(graft), found)
+        return
+    with Engine(backbone, store) as engine:
+        for part in questions.parts():
+            pairs: Sequence[str | None] = part.pairs or [None] * len(part.texts)
+            yield from engine.predict(zip(repeat(name), part.texts, pairs, strict=False), version=version)
 
 
 @dataclass(frozen=True)
@@ -155,21 +177,3 @@ def column(rows: Rows, name: str, role: str) -> list[Any]:
     if None in values:
         raise GraftError(f"{rows.where(values.index(None))} has no {name}: give it one, or take the row out.")
     return [value if isinstance(value, str | list) else str(value) for value in values]
-
-
-def answer_record(kind: str, labels: Sequence[str], found: Prediction) -> dict[str, Any]:
-    """A prediction in words."""
-    answer, chances = found.answer, found.probabilities
-    if kind == "classification" and chances is None:  # written freely; None: what was written is no class
-        return {"label": None if answer is None else labels[answer]}
-    if kind == "classification" and chances is not None:
-        return {"label": labels[answer], "probability": chances[labels[answer]], "probabilities": chances}
-    if kind == "multilabel":
-        return {"labels": [labels[i] for i in answer], "probabilities": chances}
-    if kind == "regression":
-        return {"value": answer}
-    if kind == "tokens":
-        return {"tags": [labels[i] for i in answer]}
-    if kind == "spans" and found.span is not None:
-        return {"answer": answer, "start": found.span[0], "end": found.span[1]}
-    return {"answer": answer}
