@@ -55,6 +55,9 @@ _HOMES = {
     "taskgraft.grafts.graft": ("Graft", "add_graft", "get_graft", "load_graft", "materialise"),
     "taskgraft.grafts.joint": ("Joint", "add_joint", "get_joint", "load_joint"),
     "taskgraft.grafts.store": ("Store",),
+    "taskgraft.serving.answers": ("Answer", "Question"),
+    "taskgraft.serving.client": ("AsyncClient", "Client"),
+    "taskgraft.serving.engine": ("Engine",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = ["__version__", *sorted(_HOME_OF)]
@@ -100,6 +103,11 @@ if TYPE_CHECKING:
     from taskgraft.nn.heads import Head as Head
     from taskgraft.reports.taskmap import TaskMap as TaskMap
     from taskgraft.reports.taskmap import task_map as task_map
+    from taskgraft.serving.answers import Answer as Answer
+    from taskgraft.serving.answers import Question as Question
+    from taskgraft.serving.client import AsyncClient as AsyncClient
+    from taskgraft.serving.client import Client as Client
+    from taskgraft.serving.engine import Engine as Engine
     from taskgraft.tasks.load import load_task as load_task
     from taskgraft.tasks.task import Task as Task
     from taskgraft.training.automl import automl as automl

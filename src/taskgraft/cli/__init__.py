@@ -2,6 +2,6 @@
 
 # isort: off
 from taskgraft.cli.app import app
-from taskgraft.cli import train, evaluate, predict, compare, sweep, tasks, taskmap, params, demo  # in the help's order
+from taskgraft.cli import train, evaluate, predict, serve, compare, sweep, tasks, taskmap, params, demo  # help's order
 
-__all__ = ["app", "compare", "demo", "evaluate", "params", "predict", "sweep", "taskmap", "tasks", "train"]
+__all__ = ["app", "compare", "demo", "evaluate", "params", "predict", "serve", "sweep", "taskmap", "tasks", "train"]
