@@ -6,15 +6,21 @@ import ast
 import json
 import re
 import shlex
+import threading
 from pathlib import Path
 
 import pytest
+import uvicorn
 from typer.testing import CliRunner
 
 import taskgraft as tg
 from taskgraft.backbones.load import embedded_folder
 from taskgraft.cli import app
+from taskgraft.serving.app import create_app
+from taskgraft.serving.guard import Tokens
 from taskgraft.training.settings import MOST_EPOCHS
+
+from serving import until
 
 ROOT = Path(__file__).parent.parent
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -40,8 +46,9 @@ def test_the_readmes_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for name in ("train.csv", "test.csv", "reviews.csv", "tweets.csv", "returns.csv"):
         write_messages(tmp_path / name, "tweet", "belief")
     commands = commands_in("README.md")
-    assert [command[1] for command in commands] == ["train", "evaluate", "predict", "tasks", "train", "train"]
-    for command in commands:
+    asked = [command[1] for command in commands]
+    assert asked == ["train", "evaluate", "predict", "tasks", "serve", "train", "train"]
+    for command in (command for command in commands if command[1] != "serve"):  # which runs until it is stopped
         done = CliRunner().invoke(app, command[1:])
         assert done.exit_code == 0, done.output
     assert json.loads(CliRunner().invoke(app, commands[1][1:]).stdout.splitlines()[-1])["rows"] == 40
@@ -69,6 +76,37 @@ def test_the_guide_to_speed_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for snippet in re.findall(r"```python\n(.*?)```", (ROOT / "docs/speed.md").read_text(), re.DOTALL):
         exec(compile(snippet, "speed.md", "exec"), scope)
     assert set(scope["runs"]) == {"rate-0.001", "rate-0.003"}
+
+
+def test_the_guide_to_serving_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TASKGRAFT_TOKEN", raising=False)
+    monkeypatch.setenv("TASKGRAFT_ADMIN_TOKEN", "change")
+    write_messages(tmp_path / "sms.csv", "message", "label")
+    write_messages(tmp_path / "tones.csv", "text", "label")
+    commands = commands_in("docs/serving.md")
+    assert [command[1] for command in commands] == ["train", "train", "serve", "serve"]
+    for command in commands[:2]:
+        done = CliRunner().invoke(app, [*command[1:], "--epochs", "1"])
+        assert done.exit_code == 0, done.output
+    with tg.Engine(tg.load_backbone(), "grafts") as engine:
+        server = uvicorn.Server(
+            uvicorn.Config(create_app(engine, tokens=Tokens.of((), ["change"])), port=0, log_config=None)
+        )
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        until(lambda: server.started, "the server")
+        port = server.servers[0].sockets[0].getsockname()[1]
+        scope: dict[str, object] = {"__name__": "guide"}
+        try:
+            for snippet in re.findall(r"```python\n(.*?)```", (ROOT / "docs/serving.md").read_text(), re.DOTALL):
+                exec(compile(snippet.replace(":8000", f":{port}"), "serving.md", "exec"), scope)
+        finally:
+            server.should_exit = True
+            thread.join()
+    assert "no answer: there is no task 'spma'" in capsys.readouterr().out
 
 
 def commands_in(document: str) -> list[list[str]]:
