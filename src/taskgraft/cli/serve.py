@@ -64,6 +64,8 @@ def serve(
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise GraftError(NEEDED) from error
+    # Before torch is loaded: threads that spin while they wait take the time of those that answer.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from taskgraft.serving import serve as serving
     from taskgraft.serving.app import create_app
     from taskgraft.serving.engine import Engine
@@ -80,7 +82,7 @@ def serve(
             f"--host {host} would let anyone ask: set TASKGRAFT_TOKEN, or name a --token-file; "
             "without a token it serves 127.0.0.1 alone."
         )
-    grafts = opened(store)
+    grafts = opened(store.resolve())  # messages that leave the machine can then do without it
     listening = serving.listen(host, port)
     loaded = backbone_of(grafts, backbone)
     if dtype != DTYPES[0]:

@@ -222,7 +222,9 @@ class Store:
         path = self.folder / name
         try:
             target = os.readlink(path)
-        except OSError:  # not a link, or nothing
+        except FileNotFoundError:  # not to be looked for again: it may come just now, and as a link
+            return None
+        except OSError:  # not a link
             return Found(path) if path.is_dir() else None
         match = LINK.fullmatch(target)
         if match is None:

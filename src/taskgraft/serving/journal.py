@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
@@ -16,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from taskgraft.serving.guard import header
 from taskgraft.serving.metrics import Metrics
-from taskgraft.serving.problems import problem_of
+from taskgraft.serving.problems import Problem, problem_of
 
 log = logging.getLogger("taskgraft.serving.requests")
 
@@ -59,6 +60,10 @@ class Journal:
             await self.app(scope, receive, sending)
         except ClientDisconnect:
             status = status or LEFT
+        except asyncio.CancelledError:  # it is made to end, with this unanswered
+            if not status:
+                told = Problem(503, "closing", "the server is shutting down: ask another one.")
+                await told.response()(scope, receive, sending)
         except Exception as error:
             problem = problem_of(error)
             if not status:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import mimetypes
 import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
+import anyio
+import anyio.to_thread
 from fastapi import Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -34,6 +35,7 @@ CSP = (
     "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'"
 )
+MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -45,6 +47,7 @@ class Served:
     metrics: Metrics
     listing: Listing
     limits: Limits
+    changes: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(4))  # who waits for the store
     ready: bool = False  # the backbone has answered once
     closing: bool = False
 
@@ -209,7 +212,7 @@ async def remove_task(request: Request, task: str) -> Response:
 async def changing(of: Served, task: str, change: Callable[[], Any]) -> Any:
     """A change to the store, off the event loop; what stands in its way is a conflict."""
     try:
-        return await run_in_threadpool(change)
+        return await anyio.to_thread.run_sync(change, limiter=of.changes)
     except GraftError as error:
         problem = of.problem(error, task)
         if problem.type in ("invalid_request", "unreadable"):
@@ -267,11 +270,11 @@ def stats(request: Request) -> Response:
 
 def page(request: Request, file: str = "index.html") -> Response:
     """The page, and what it is made of."""
-    path = next((path for path in PAGE.iterdir() if path.name == file), None)
+    path = next((path for path in PAGE.iterdir() if path.name == file and path.suffix in MEDIA_TYPES), None)
     if path is None:
         raise HTTPException(404)
     headers = {"Content-Security-Policy": CSP, "X-Frame-Options": "DENY", "Cache-Control": "no-cache"}
-    return Response(path.read_bytes(), headers=headers, media_type=mimetypes.guess_type(file)[0])
+    return Response(path.read_bytes(), headers=headers, media_type=MEDIA_TYPES[path.suffix])
 
 
 async def only_post(request: Request, task: str) -> Response:

@@ -21,6 +21,8 @@ KEEP_ALIVE_S = 65
 HEADER_S = 30  # in which the head of a request must be here
 DRAIN_S = 0.5  # for requests that are on their way on connections already open
 LONGEST_S = 330  # a request's longest timeout, and some
+UNREAD_S = 60  # in which a client must have read some of what it was sent
+PATIENCE_S = 4  # with clients that are stuck, once the server is to end
 BACKLOG = 2048
 
 
@@ -28,6 +30,7 @@ class Impatient(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     """A connection on which no whole request comes is closed: uvicorn itself would wait for one for ever."""
 
     due: asyncio.TimerHandle | None = None
+    unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
@@ -44,6 +47,20 @@ class Impatient(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     def connection_lost(self, error: Exception | None) -> None:
         self.forget()
         super().connection_lost(error)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.unread = self.loop.call_later(UNREAD_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self.unread is not None:
+            self.unread.cancel()
+            self.unread = None
+
+    def waits_for_its_client(self) -> bool:
+        """Whether what is missing is the rest of a request, or that an answer is read."""
+        return self.unread is not None or self.cycle is None or self.cycle.response_complete or self.cycle.more_body
 
     def forget(self) -> None:
         if self.due is not None:
@@ -68,6 +85,15 @@ class Server(uvicorn.Server):
         for server in self.servers:
             server.close()
         await asyncio.sleep(DRAIN_S)
+        loop = asyncio.get_running_loop()
+
+        def cut_off() -> None:
+            for connection in list(self.server_state.connections):
+                if isinstance(connection, Impatient) and connection.waits_for_its_client():
+                    connection.transport.abort()
+            loop.call_later(1, cut_off)
+
+        loop.call_later(PATIENCE_S, cut_off)
         await super().shutdown(sockets)
 
 
