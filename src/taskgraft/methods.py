@@ -26,6 +26,7 @@ SiteName = Literal["attention", "cross_attention", "feedforward"]
 
 
 MOST_DEPTH = 64  # of a bottleneck
+LARGEST = 1_000_000  # that a setting may be
 
 
 def _require(ok: bool, sentence: str) -> None:
@@ -48,8 +49,8 @@ def _check_plain(method: Method) -> None:
         if field.type == "bool":
             _require(isinstance(value, bool), f"{field.name}={value!r} must be True or False.")
         elif field.type == "float":
-            known = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e6
-            _require(known, f"{field.name}={value!r} must be a number.")
+            known = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST
+            _require(known, f"{field.name}={value!r} must be a number, of at most {LARGEST:,}.")
 
 
 def _check_sites(sites: Sequence[str]) -> None:

@@ -103,7 +103,8 @@ class Library:
             again = self.store.locate(base, number)
             if again != found:  # replaced and pruned while it was read
                 return self.find(name, number)
-            raise Unreadable(f"task {name!r}: {error}") from error
+            reason = str(error) if isinstance(error, GraftError) else f"the record of task {name!r} is odd: {error!r}."
+            raise Unreadable(reason) from error
         with self._lock:
             known = self._known.get(key)
             if known is not None and known.signature == signature:
