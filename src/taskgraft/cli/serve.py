@@ -64,8 +64,8 @@ def serve(
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise GraftError(NEEDED) from error
-    # Before torch is loaded: threads that spin while they wait take the time of those that answer.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    # Before torch is loaded: its threads spin for a moment where they wait for each other, and then let others run.
+    os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     from taskgraft.serving import serve as serving
     from taskgraft.serving.app import create_app
     from taskgraft.serving.engine import Engine

@@ -33,7 +33,7 @@ from taskgraft.methods import HeadOnly
 from taskgraft.serving.answers import Answer, Asking, question_of
 from taskgraft.serving.asked import Asked, Row, answer_of, candidates, check, encode_all
 from taskgraft.serving.library import Library, Version, read_weights
-from taskgraft.serving.passes import batches, through
+from taskgraft.serving.passes import next_batch, through
 from taskgraft.serving.residents import Residents
 from taskgraft.training.parts import positions
 from taskgraft.training.session import device_of
@@ -42,6 +42,7 @@ log = logging.getLogger("taskgraft.serving")
 
 QUEUE = 1024  # questions that may wait
 TOKENS = {"cpu": 1024, "cuda": 32_768}  # of a batch
+PADDING = {"cpu": 48, "cuda": 4096}  # tokens of it that a batch may have: about as many as another batch would cost
 TOGETHER = 256  # questions that are tokenised at a time
 AT_ONCE = 8  # rows of one question that stand in line: one about a long context lets others pass
 READ_AHEAD = 64  # grafts that have been read and are not yet on the model
@@ -303,31 +304,20 @@ class Engine:
     def _run(self) -> None:
         with recorded(self.model):
             while (rows := self._next()) is not None:
-                for batch in batches(rows, self.tokens):
-                    self._do_jobs()
-                    try:
-                        self._answer(batch)
-                    except Exception as error:  # nothing of ours may end this thread
-                        self._fail(batch, error)
+                try:
+                    self._answer(rows)
+                except Exception as error:  # nothing of ours may end this thread
+                    self._fail(rows, error)
 
     def _next(self) -> list[Row] | None:
-        """The rows that have waited longest, up to a batch of tokens; None when all is done and nothing will come."""
+        """The next batch; None when all is done and nothing will come."""
         with self._changed:
             self._changed.wait_for(lambda: self._ready or self._jobs or (self._closed and not self.waiting))
-            rows: list[Row] = []
-            tokens = 0
-            while self._ready and (not rows or tokens + self._ready[0].length <= self.tokens):
-                rows.append(self._ready.popleft())
-                tokens += rows[-1].length
-                if later := rows[-1].asked.later:
-                    self._ready.append(later.popleft())
+            rows = next_batch(self._ready, self.tokens, PADDING[self.device.type])
             done = self._closed and not self.waiting and not rows and not self._jobs
-        self._do_jobs()
-        return None if done else rows
-
-    def _do_jobs(self) -> None:
         while self._jobs:
             self._jobs.popleft()()
+        return None if done else rows
 
     def _answer(self, rows: Sequence[Row]) -> None:
         """Run a batch, in parts if the grafts that it needs do not fit on the device together."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,22 +12,31 @@ from taskgraft.backbones.graphs import call
 from taskgraft.serving.asked import Row, inputs_of, longest_answer
 from taskgraft.training.written import score, write
 
-SHORTEST = 16  # tokens: rows that are shorter are not worth a batch of their own, nor on a GPU a shape
+LOOK = 1024  # rows in line that are looked at for a batch
+SHORTEST = 16  # tokens that rows are padded to on a GPU: shorter ones are not worth shapes of their own
 
 
-def batches(rows: Sequence[Row], tokens: int) -> Iterator[list[Row]]:
-    """Rows that are read alike and alike in length: none is padded to more than twice its own."""
-    batch: list[Row] = []
-    for row in sorted(rows, key=lambda row: (row.mode, -row.length)):
-        if batch:
-            longest = batch[0].length
-            alike = row.mode == batch[0].mode and (2 * row.length >= longest or longest <= SHORTEST)
-            if not alike or longest * (len(batch) + 1) > tokens:
-                yield batch
-                batch = []
-        batch.append(row)
-    if batch:
-        yield batch
+def next_batch(line: deque[Row], tokens: int, padding: int) -> list[Row]:
+    """Take a batch out of a line: whoever has waited longest, and those that go well with it.
+
+    Those are read alike and most alike in length, where a place further back in the line counts as half a token of
+    difference; `tokens` hold them all, and no more than so much `padding` comes with them.
+    """
+    seen = [line.popleft() for _ in range(min(len(line), LOOK))]
+    if not seen:
+        return []
+    lengths, mode = [row.length for row in seen], seen[0].mode
+    longest = used = lengths[0]
+    batch = {0}
+    for place in sorted(range(1, len(seen)), key=lambda place: abs(lengths[place] - lengths[0]) + place / 2):
+        padded = max(longest, lengths[place]) * (len(batch) + 1)
+        if seen[place].mode == mode and padded <= tokens and padded - used - lengths[place] <= padding:
+            batch.add(place)
+            longest, used = max(longest, lengths[place]), used + lengths[place]
+    line.extendleft(seen[place] for place in reversed(range(len(seen))) if place not in batch)
+    rows = [seen[place] for place in sorted(batch)]
+    line.extend(row.asked.later.popleft() for row in rows if row.asked.later)
+    return rows
 
 
 @torch.inference_mode()
