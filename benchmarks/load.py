@@ -16,6 +16,7 @@ import random
 import resource
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,7 +58,7 @@ class Load:
         self.order = order
         self.ledger = Ledger(json.loads(Path(order.questions).read_text()))
         self.draw = random.Random(order.seed)
-        self.idle: list[Connection] = []
+        self.idle: deque[Connection] = deque()  # used in turn, so that none is closed for being idle
         self.samples: list[dict[str, float]] = []
 
     async def open(self) -> Connection:
@@ -72,7 +73,7 @@ class Load:
 
     async def run(self) -> dict[str, Any]:
         order = self.order
-        self.idle = [await self.open() for _ in range(order.clients)]
+        self.idle = deque([await self.open() for _ in range(order.clients)])
         first = time.perf_counter() + order.warmup_s
         last = first + (LONGEST_S if order.seconds is None else order.seconds)
         changes = Changes(order.churn, self.open) if order.churn else None
@@ -114,7 +115,7 @@ class Load:
         assert self.order.rate is not None
 
         async def one(number: int, due: float) -> None:
-            connection = self.idle.pop() if self.idle else await self.open()
+            connection = self.idle.popleft() if self.idle else await self.open()
             await self.ledger.ask(connection, number, due)
             if not connection.lost:
                 self.idle.append(connection)
