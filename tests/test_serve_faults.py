@@ -811,7 +811,6 @@ def test_ctrl_c_for_the_second_time_ends_it_at_once(
         check_whole(store)
 
 
-@pytest.mark.slow
 def test_the_command_itself_ends_with_0(store: tg.Store, backbone: str) -> None:
     command = [sys.executable, "-m", "taskgraft.cli", "serve", "--store", str(store.folder), "--backbone", backbone]
     process = subprocess.Popen(

@@ -227,7 +227,6 @@ def test_malformed_grafts(world: World, fuzzed: Server, graft: bytes) -> None:
         assert answer.status in (200, 422, 503)
 
 
-@pytest.mark.slow
 def test_ten_thousand_malformed_requests(world: World, backbone: str, tmp_path: Path, graft: bytes) -> None:
     mutator = Mutator(4)
 
