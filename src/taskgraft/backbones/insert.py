@@ -18,7 +18,7 @@ from taskgraft.backbones.checkpoint import TASKS, TrainedTasks
 from taskgraft.backbones.forward import grafted_forward, grafted_generate
 from taskgraft.backbones.frozen import own_head
 from taskgraft.backbones.join import install_joins, remove_joins
-from taskgraft.backbones.kinds import HyperKind, check_weights, weights_like
+from taskgraft.backbones.kinds import HyperKind, Kind, check_weights, weights_like
 from taskgraft.backbones.resolve import resolved
 from taskgraft.backbones.sites import Family, family_of
 from taskgraft.errors import GraftError
@@ -347,10 +347,13 @@ class Grafts:
     def needs(self, method: Method, head: Head | None) -> dict[str, int]:
         """The kinds of banks that a task would lie in, and its size in each."""
         try:
-            plan = self.banks.plan(resolved(method, head, self.backbone), head, company="")
+            return {kind.key: size for kind, size in self.planned(method, head)}
         finally:
             self.banks.discard_empty()
-        return {kind.key: size for kind, size in plan}
+
+    def planned(self, method: Method, head: Head | None) -> list[tuple[Kind, int]]:
+        """The same with the kinds themselves, made where they are new."""
+        return self.banks.plan(resolved(method, head, self.backbone), head, company="")
 
     def check_company(self, name: str, method: Method) -> None:
         first = next(iter(self.tasks.values()), None)

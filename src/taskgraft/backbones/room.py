@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from taskgraft.backbones.insert import Grafts
-from taskgraft.backbones.kinds import Kind
-from taskgraft.backbones.resolve import resolved
 from taskgraft.methods import Method
 from taskgraft.nn.heads import Head
 
@@ -23,7 +21,7 @@ def used(grafts: Grafts) -> int:
 def held_with(grafts: Grafts, method: Method, head: Head | None) -> int:
     """The bytes of all banks once they have grown as little as one more task needs."""
     try:
-        plan = {kind.key: size for kind, size in planned(grafts, method, head)}
+        plan = {kind.key: size for kind, size in grafts.planned(method, head)}
         return sum(kind.bytes_with(plan.get(key)) for key, kind in grafts.kinds.items())
     finally:
         grafts.banks.discard_empty()
@@ -33,7 +31,7 @@ def least(grafts: Grafts, method: Method, head: Head | None) -> int:
     """The bytes that a task takes with nobody beside it."""
     try:
         return sum(
-            bank.bytes_of(size, 2) for kind, size in planned(grafts, method, head) for bank in kind.banks.values()
+            bank.bytes_of(size, 2) for kind, size in grafts.planned(method, head) for bank in kind.banks.values()
         )
     finally:
         grafts.banks.discard_empty()
@@ -43,7 +41,7 @@ def grow(grafts: Grafts, method: Method, head: Head | None, budget: int) -> None
     """Before a task is added that fits: twice the room where there is none left, or as much as the budget allows."""
     spare = budget - held_with(grafts, method, head)
     full = []
-    for kind, size in planned(grafts, method, head):
+    for kind, size in grafts.planned(method, head):
         if kind.slots.of and kind.capacity < len(kind.slots.of) + 2:
             kind.reserve([size])
             full.append(kind)
@@ -59,8 +57,3 @@ def compact(grafts: Grafts) -> None:
         grafts.expire(set(kind.slots.of))
         kind.compact()
     grafts.refresh()
-
-
-def planned(grafts: Grafts, method: Method, head: Head | None) -> list[tuple[Kind, int]]:
-    """The kinds of banks that a task would lie in, made where they are new, and its size in each."""
-    return grafts.banks.plan(resolved(method, head, grafts.backbone), head, company="")

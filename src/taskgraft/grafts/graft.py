@@ -195,14 +195,18 @@ def add_graft(
     if bare:
         api.graft(model, graft.method, tasks=())
     try:
-        reads_pooler = graft.method.pooling == "pooler" and graft.head is not None and not graft.head.per_token
-        check_backbone(model, graft.name, graft.backbone, reads_pooler, other_precision)
+        check_backbone(model, graft.name, graft.backbone, reads_pooler(graft.method, graft.head), other_precision)
         method = unshared(graft.method)
         api.grafts_of(model).add(graft.name if name is None else name, method, graft.head, weights=graft.tensors)
     except Exception:
         if bare:
             api.ungraft(model)
         raise
+
+
+def reads_pooler(method: Method, head: Head | None) -> bool:
+    """Whether a task's head reads the backbone's own pooler, which many classes have none or a random one of."""
+    return method.pooling == "pooler" and head is not None and not head.per_token
 
 
 def unshared(method: Method) -> Method:

@@ -34,6 +34,7 @@ from taskgraft.grafts.graft import (
     package_versions,
     read_record,
     read_tensors,
+    reads_pooler,
 )
 from taskgraft.grafts.graft import NEEDED as NEEDED_OF_ONE
 from taskgraft.methods import Method, method_from_json
@@ -260,9 +261,9 @@ def add_joint(
     try:
         for task in wanted:
             member = joint.tasks[task]
-            reads_pooler = member.method.pooling == "pooler" and member.head is not None and not member.head.per_token
-            if task == wanted[0] or reads_pooler:
-                check_backbone(model, task, joint.backbone, reads_pooler, other_precision)
+            pooler = reads_pooler(member.method, member.head)
+            if task == wanted[0] or pooler:
+                check_backbone(model, task, joint.backbone, pooler, other_precision)
         shared = joint.part(SHARED)
         own_weights = {name.removeprefix(BACKBONE): t for name, t in shared.items() if name.startswith(BACKBONE)}
         shared = {name: t for name, t in shared.items() if not name.startswith(BACKBONE)}

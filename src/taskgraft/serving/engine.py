@@ -101,7 +101,7 @@ class Engine:
         self._ready: deque[Row] = deque()
         self._jobs: deque[Callable[[], None]] = deque()
         self._unplaced: set[Version] = set()
-        self._reading: dict[Version, str] = {}
+        self._reading: dict[Version, str] = {}  # and the names in the store that they are read from
         self._inbox: queue.SimpleQueue[Asked | None] = queue.SimpleQueue()
         self._closed = False
         self._ended = threading.Event()
@@ -337,7 +337,7 @@ class Engine:
 
     def _place(self, version: Version, keep: Sequence[Version]) -> bool:
         placed = self.residents.place(version, keep)
-        if placed:
+        if placed and version in self._unplaced:
             with self._changed:
                 self._unplaced.discard(version)
                 self._changed.notify_all()  # readers may go on

@@ -1,6 +1,6 @@
 """The tasks of a store, as they are on disk at this moment.
 
-The store is asked anew for every question, which costs a few microseconds: a graft that another process puts, rolls
+The store is asked anew for every question, by the times of a few files: a graft that another process puts, rolls
 back or removes is served, or not, from the next question on.
 """
 

@@ -12,7 +12,7 @@ from typing import Any
 from taskgraft.backbones import api, room
 from taskgraft.errors import Unreadable
 from taskgraft.grafts.fingerprint import check_backbone
-from taskgraft.grafts.graft import Graft, add_graft, materialise, unshared
+from taskgraft.grafts.graft import Graft, add_graft, materialise, reads_pooler, unshared
 from taskgraft.grafts.joint import Joint, add_joint
 from taskgraft.serving.library import Version
 
@@ -37,8 +37,8 @@ class Residents:
         if isinstance(version.loaded, Joint):
             version.loaded = self._written_out(version, version.loaded)
         graft = version.loaded
-        reads_pooler = graft.method.pooling == "pooler" and graft.head is not None and not graft.head.per_token
-        check_backbone(self.model, version.name, graft.backbone, reads_pooler, self.other_precision)
+        pooler = reads_pooler(graft.method, graft.head)
+        check_backbone(self.model, version.name, graft.backbone, pooler, self.other_precision)
         least = room.least(self.grafts, *shape_of(graft))
         if least > self.budget:
             raise Unreadable(

@@ -12,11 +12,13 @@ Text = Annotated[str | Words, Field(description="A text; for a token task, also 
 Timeout = Annotated[float, Field(gt=0, le=300, description="Seconds to wait for an answer.", allow_inf_nan=False)]
 
 
-class Asked(BaseModel):
+class Body(BaseModel):
+    """What is sent, kept to the letter."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class AskOne(Asked):
+class AskOne(Body):
     """A text for a task."""
 
     model_config = ConfigDict(
@@ -30,7 +32,7 @@ class AskOne(Asked):
     timeout: Timeout | None = None
 
 
-class AskMany(Asked):
+class AskMany(Body):
     """Texts for a task."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"texts": ["WIN a prize now", "see you at noon"]}]})
@@ -47,7 +49,7 @@ def one_or_many(body: Any) -> str:
 Ask = Annotated[Annotated[AskOne, Tag("one")] | Annotated[AskMany, Tag("many")], Discriminator(one_or_many)]
 
 
-class QuestionBody(Asked):
+class QuestionBody(Body):
     """A text for one of the tasks."""
 
     task: str = Field(description="The task's name; JOINT/TASK of tasks that were trained together.")
@@ -55,7 +57,7 @@ class QuestionBody(Asked):
     pair: str | None = None
 
 
-class AskMixed(Asked):
+class AskMixed(Body):
     """Texts for any tasks."""
 
     model_config = ConfigDict(
@@ -70,7 +72,7 @@ class AskMixed(Asked):
     timeout: Timeout | None = None
 
 
-class Rollback(Asked):
+class Rollback(Body):
     """Which version of a task is wanted; without one, that before the current."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{}, {"version": 2}]})
