@@ -16,7 +16,6 @@ from taskgraft.nn import norms
 
 from families import SAMPLES, batch, build, perturb
 
-kernels = pytest.importorskip("taskgraft.nn.kernels", reason="the kernels need Triton")
 norm_kernels = pytest.importorskip("taskgraft.nn.norm_kernels", reason="the kernels need Triton")
 pytestmark = [
     pytest.mark.usefixtures("poisoned"),
@@ -31,9 +30,9 @@ Rows = Sequence[str | None]
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How many norms were computed by the kernel, those with a residual, with the adapter too, and by torch."""
+    """How many norms were computed by the kernel, of those with a residual, and by torch's operations."""
     found: Counter[str] = Counter()
-    fused, bottleneck, plain = norm_kernels.row_norm, kernels.fused, norms.normalise
+    fused, plain = norm_kernels.row_norm, norms.normalise
 
     def counting(*args: Any, **kwargs: Any) -> Tensor:
         found["fused"] += 1
@@ -44,13 +43,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         found["plain"] += 1
         return plain(*args, **kwargs)
 
-    def counting_whole(*args: Any, **kwargs: Any) -> Tensor:
-        if kwargs.get("join") is not None:
-            found["whole"] += 1
-        return bottleneck(*args, **kwargs)
-
     monkeypatch.setattr(norm_kernels, "row_norm", counting)
-    monkeypatch.setattr(kernels, "fused", counting_whole)
     monkeypatch.setattr(norms, "normalise", counting_plain)
     return found
 
@@ -113,15 +106,14 @@ def test_models_whose_norms_alone_are_fused(name: str, calls: Counter[str]) -> N
 
 @torch.no_grad()
 @pytest.mark.parametrize(
-    ("rows", "how"),
+    "rows",
     [
-        (["b", "c", None, "a"], "joined"),  # at rest and trained: gathered beforehand
-        (["c", "b", None], "whole"),
-        (["b", "b"], "whole"),
-        (["a", "a"], "whole"),
+        ["b", "c", None, "a"],
+        ["c", "b", "c"],
+        ["b", "b"],
     ],
 )
-def test_inference(rows: Rows, how: str, calls: Counter[str]) -> None:
+def test_rows_at_rest_in_inference(rows: Rows, calls: Counter[str]) -> None:
     model = grafted("bert")
     tg.train_only(model, "a")
     inputs = given(model, len(rows))
@@ -130,44 +122,7 @@ def test_inference(rows: Rows, how: str, calls: Counter[str]) -> None:
     calls.clear()
     tg.use_kernels(model, "triton")
     found = logits(model, inputs, rows)
-    assert (found - wanted).norm() <= 1e-5 * wanted.norm() and calls[how] == 4
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("name", JOINS)
-def test_adapter_residual_and_norm_are_one_kernel_in_inference(name: str, calls: Counter[str]) -> None:
-    model = grafted(name)
-    tg.train_only(model, "c")
-    inputs = given(model, 3)
-    tg.use_kernels(model, "eager")
-    wanted = logits(model, inputs, MIXED)
-    calls.clear()
-    tg.use_kernels(model, "triton")
-    assert (logits(model, inputs, MIXED) - wanted).norm() <= 1e-5 * wanted.norm()
-    assert calls["whole"] == JOINS[name] and not calls["joined"] and not calls["plain"]
-
-
-@torch.no_grad()
-@pytest.mark.parametrize(
-    "method",
-    [
-        tg.Adapter(size=8, norm_after="own"),
-        tg.Adapter(size=8, sites=("feedforward",)),
-        tg.HyperFormer(size=8, task_dim=4),
-    ],
-    ids=["a norm of its own", "one site of two", "generated"],
-)
-def test_adapters_that_the_kernel_of_all_three_has_not(method: tg.Method, calls: Counter[str]) -> None:
-    model = grafted("bert", method)
-    tg.train_only(model, "c")
-    inputs = given(model, 3)
-    tg.use_kernels(model, "eager")
-    wanted = logits(model, inputs, MIXED)
-    calls.clear()
-    tg.use_kernels(model, "triton")
-    assert (logits(model, inputs, MIXED) - wanted).norm() <= 1e-5 * wanted.norm()
-    assert calls["whole"] + calls["joined"] == (4 if method.trained_norms != "none" else 0)
-    assert calls["whole"] == (2 if method.sites == ("feedforward",) else 0)
+    assert (found - wanted).norm() <= 1e-5 * wanted.norm() and calls["joined"] == 4
 
 
 def test_two_kinds_of_norms_in_one_batch_are_not_joined(calls: Counter[str]) -> None:

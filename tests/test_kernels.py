@@ -17,7 +17,7 @@ from taskgraft.nn.rows import Segments
 
 from families import build
 
-kernels = pytest.importorskip("taskgraft.nn.kernels", reason="the kernels need Triton")
+pytest.importorskip("triton", reason="the kernels need Triton")
 pytestmark = [
     pytest.mark.usefixtures("poisoned", "rounding_bf16"),
     pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning"),  # numpy, in the interpreter
@@ -171,44 +171,6 @@ def test_weights_as_small_as_fresh_ones(activation: str) -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_random_shapes(seed: int, dtype: torch.dtype) -> None:
     check(*random_case(seed), dtype, seed)
-
-
-def check_join(shape: Shape, form: Form, dtype: torch.dtype = torch.float32, seed: int = 0) -> None:
-    """Bottleneck, residual and LayerNorm in one kernel against float64, with slots of the norm's own."""
-    inputs = drawn(shape, normed=False, seed=seed).to(dtype)
-    generator = torch.Generator().manual_seed(seed)
-    residual = torch.randn(inputs.x.shape, generator=generator).to(DEVICE, dtype)
-    weight, bias = torch.randn(2, shape.slots + 2, shape.d, generator=generator).to(DEVICE, dtype)
-    rows = torch.tensor(shape.rows, device=DEVICE)
-    norm_rows = (rows.flip(0) + torch.arange(len(rows), device=DEVICE)) % (shape.slots + 2)
-    x, sizes = inputs.x.to(DEVICE), inputs.sizes.to(DEVICE)
-    weights = {name: value.to(DEVICE) for name, value in inputs.weights.items()}
-
-    def composed(dtype: torch.dtype) -> Tensor:
-        own = {name: value.to(dtype) for name, value in weights.items()}
-        y = bottleneck(x.to(dtype), rows, own, form, sizes=sizes, kernel="eager") + residual.to(dtype)
-        y = torch.nn.functional.layer_norm(y, (shape.d,), eps=1e-12)
-        return y * weight.to(dtype)[norm_rows][:, None] + bias.to(dtype)[norm_rows][:, None]
-
-    join = kernels.Join(residual, norm_rows, weight, bias, 1e-12, dtype)
-    found = kernels.fused(x, rows, weights, form, dtype, sizes, None, join=join)
-    assert found.dtype == dtype
-    assert error(found, composed(torch.float64)) <= max(
-        AT_MOST[dtype], 0 if dtype == torch.float32 else error(composed(dtype), composed(torch.float64))
-    )
-
-
-@pytest.mark.parametrize("name", [name for name, shape in SHAPES.items() if shape.rows is not None])
-def test_every_shape_joined(name: str) -> None:
-    check_join(SHAPES[name], Form("sigmoid", scaling=2.5))
-
-
-@pytest.mark.parametrize("dtype", AT_MOST, ids=str)
-@pytest.mark.parametrize("seed", range(6))
-def test_random_shapes_joined(seed: int, dtype: torch.dtype) -> None:
-    shape, form = random_case(seed)
-    rows = shape.rows or tuple(range(shape.count))
-    check_join(replace(shape, rows=rows), replace(form, norm_after=None), dtype, seed)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)

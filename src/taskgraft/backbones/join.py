@@ -7,17 +7,14 @@ This stands before the forward of the one module that holds all three, and calls
 from __future__ import annotations
 
 import types
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from taskgraft.backbones.wrap import NormSite, Site
-from taskgraft.nn.bank import AdapterBank
-from taskgraft.nn.bottleneck import Origin, kernel_for, product_dtype
-from taskgraft.nn.norms import fused, norm_dtype, norm_kernel_for
-from taskgraft.nn.rows import Route
+from taskgraft.nn.bottleneck import Origin
+from taskgraft.nn.norms import fused, norm_kernel_for
 
 if TYPE_CHECKING:
     from taskgraft.backbones.insert import Grafts
@@ -33,58 +30,20 @@ def join_forward(self: Any, hidden_states: Tensor, input_tensor: Tensor) -> Tens
             index, bank = route.kinds[kinds[0]], norm.bank[kinds[0]]
             if norm_kernel_for(norm.base, input_tensor, bank.store("weight"), route.kernel) == "triton":
                 stacks, rows = bank.stacked(index, cast=False)
-                x: Tensor = self.dense(hidden_states)
-                joined = in_one_pass(self.dropout, x, route, norm, rows, stacks, input_tensor)
-                if joined is not None:
-                    return joined
-                x = adapted(self.dropout, self.dense, hidden_states, x)
+                x = adapted(self.dropout, self.dense, hidden_states)
                 return fused(norm.base, x, rows, stacks, norm.offset, index.segments, input_tensor)
     result: Tensor = type(self).forward(self, hidden_states, input_tensor)
     return result
 
 
-def in_one_pass(
-    site: nn.Module,
-    x: Tensor,
-    route: Route,
-    norm: NormSite,
-    norm_rows: Tensor | None,
-    norm_weights: Mapping[str, Tensor],
-    residual: Tensor,
-) -> Tensor | None:
-    """The adapter too, where one kernel can do all three and nothing is to be learned; else None."""
-    if torch.is_grad_enabled() or not isinstance(site, Site) or site.first or is_dropping(site):
-        return None
-    found = [(bank, route.kinds[kind]) for kind, bank in site.bank.items() if kind in route.kinds]
-    if len(found) != 1 or not isinstance(found[0][0], AdapterBank) or not isinstance(norm.base, nn.LayerNorm):
-        return None
-    bank, index = found[0]
-    weights, rows = bank.stacked(index, cast=False)
-    alike = norm_rows is not None and rows is not None and rows.shape == norm_rows.shape
-    if not alike or bank.form.norm_after is not None or "bias" not in norm_weights:
-        return None
-    dtype = product_dtype(x, bank.store(next(iter(weights))).dtype)
-    if kernel_for(x.device, dtype, bank.form, x.shape[-1], bank.width, bank.training, route.kernel) == "eager":
-        return None
-    from taskgraft.nn.kernels import Join
-    from taskgraft.nn.kernels import fused as fused_bottleneck
-
-    assert norm_rows is not None
-    weight, bias, eps = norm_weights["weight"], norm_weights["bias"], norm.base.eps
-    join = Join(residual.contiguous(), norm_rows, weight, bias, eps, norm_dtype(norm.base, x))
-    return fused_bottleneck(x, rows, weights, bank.form, dtype, index.sizes, None, join=join)
-
-
-def adapted(dropout: nn.Module, dense: nn.Linear, read: Tensor, x: Tensor) -> Tensor:
-    """`dropout(x)`, with the adapter that is on the dropout told what the dense layer has read to give x."""
-    if isinstance(dropout, Site) and not is_dropping(dropout) and not dropout.first and is_frozen_linear(dense):
-        return dropout.adapt(x, Origin(read, dense.weight, dense.bias))
+def adapted(dropout: nn.Module, dense: nn.Linear, hidden_states: Tensor) -> Tensor:
+    """`dropout(dense(x))`, with the adapter that is on the dropout told what the dense layer has read."""
+    x: Tensor = dense(hidden_states)
+    drops = dropout.training and getattr(dropout, "p", 1.0) > 0
+    if isinstance(dropout, Site) and not drops and not dropout.first and is_frozen_linear(dense):
+        return dropout.adapt(x, Origin(hidden_states, dense.weight, dense.bias))
     result: Tensor = dropout(x)
     return result
-
-
-def is_dropping(dropout: nn.Module) -> bool:
-    return dropout.training and getattr(dropout, "p", 1.0) > 0
 
 
 def is_frozen_linear(dense: nn.Module) -> bool:

@@ -319,7 +319,7 @@ class AdapterBank(Bank):
             training=self.training,
             segments=index.segments,
             kernel=route.kernel,
-            dtype=self.store(next(iter(weights))).dtype,
+            dtype=torch.promote_types(x.dtype, self.store(next(iter(weights))).dtype),
             origin=origin,
         )
 

@@ -129,23 +129,19 @@ def bottleneck(
     and what the form asks for. `rows` [rows] gives each row's slot; one entry means all rows share it; None means
     that the weights already lie in row order. `source` is what the branch reads instead of x (parallel adapters);
     `sizes` [rows] are the true sizes, needed where the form masks padded hidden units; `segments` the rows of each
-    slot, if known. `kernel` chooses the implementation. Products are computed in what autocast says, or in the finer
-    of x's dtype and `dtype`, by default the weights'. `origin`, if x comes from a frozen layer, saves training memory.
+    slot, if known. `kernel` chooses the implementation. Products are computed in `dtype`: by default the finer of x's
+    and the weights', or what autocast says. `origin`, if x is the output of a frozen layer, saves memory in training.
     """
-    dtype = product_dtype(x, next(iter(weights.values())).dtype if dtype is None else dtype)
+    if torch.is_autocast_enabled(x.device.type):
+        dtype = torch.get_autocast_dtype(x.device.type)
+    elif dtype is None:
+        dtype = torch.promote_types(x.dtype, next(iter(weights.values())).dtype)
     m = weights["down"].shape[2] if form.depth else 0
     if kernel_for(x.device, dtype, form, x.shape[-1], m, training, kernel) == "triton":
         from taskgraft.nn.kernels import fused
 
         return fused(x, rows, weights, form, dtype, sizes, segments, origin)
     return eager(x, rows, weights, form, dtype, x if source is None else source, sizes, statistics, training)
-
-
-def product_dtype(x: Tensor, kept: torch.dtype) -> torch.dtype:
-    """What the products of x with weights kept in this dtype are computed in."""
-    if torch.is_autocast_enabled(x.device.type):
-        return torch.get_autocast_dtype(x.device.type)
-    return torch.promote_types(x.dtype, kept)
 
 
 def eager(

@@ -7,8 +7,7 @@ fixed order, so that a step gives the same bits each time. Products accumulate i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -86,37 +85,13 @@ def _slope(z, ACT: tl.constexpr):
 
 
 @triton.jit
-def _widened(h, up, up_bias, d, units, D: tl.constexpr, M: tl.constexpr, KIND: tl.constexpr, PRECISION: tl.constexpr):
-    """The columns d of h @ up + up_bias."""
-    w = tl.load(up + units[:, None] * D + d[None, :], mask=(units < M)[:, None] & (d < D)[None, :], other=0.0)
-    b = tl.dot(h, w.to(KIND), input_precision=PRECISION)
-    return b + tl.load(up_bias + d, mask=d < D, other=0.0).to(tl.float32)[None, :]
-
-
-@triton.jit
-def _merged(b, d, centre, square, count, D: tl.constexpr):
-    """The mean and the sum of squares about it of `count` columns and of these: Chan's merging."""
-    inside = (d < D)[None, :]
-    width = tl.sum(tl.where(d < D, 1.0, 0.0), 0)
-    own = tl.sum(tl.where(inside, b, 0.0), 1) / width
-    off = tl.where(inside, b - own[:, None], 0.0)
-    delta = own - centre
-    square += tl.sum(off * off, 1) + delta * delta * (count * width / (count + width))
-    return centre + delta * (width / (count + width)), square, count + width
-
-
-@triton.jit
 def _forward(
-    x, rows, sizes, down, down_bias, up, up_bias, after_weight, after_bias, residual, norm_rows, norm_weight, norm_bias,
-    y, z, mean, rstd, length, tokens, scaling, eps,
+    x, rows, sizes, down, down_bias, up, up_bias, after_weight, after_bias, y, z, mean, rstd, length, tokens, scaling,
     D: tl.constexpr, M: tl.constexpr, ACT: tl.constexpr, ROUTE: tl.constexpr, MASKED: tl.constexpr,
-    NORM: tl.constexpr, JOIN: tl.constexpr, SAVE: tl.constexpr, KIND: tl.constexpr, PRECISION: tl.constexpr,
+    NORM: tl.constexpr, EPS: tl.constexpr, SAVE: tl.constexpr, KIND: tl.constexpr, PRECISION: tl.constexpr,
     BL: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
-    """y = x + scaling * branch for a block of BL tokens of one row; z are the hidden units before the activation.
-
-    NORM normalises the branch, JOIN the sum of y and a residual.
-    """
+    """y = x + scaling * branch for a block of BL tokens of one row; z are the hidden units before the activation."""
     row = tl.program_id(1).to(tl.int64)
     slot = row if ROUTE == "own" else tl.load(rows + (row if ROUTE == "rows" else 0)).to(tl.int64)
     place = tl.program_id(0) * BL + tl.arange(0, BL)
@@ -142,39 +117,36 @@ def _forward(
     if MASKED:
         hidden = tl.where((units < tl.load(sizes + row))[None, :], hidden, 0.0)
     h = tl.where(real[None, :], hidden, 0.0).to(KIND)
-    if NORM or JOIN:
+    if NORM:  # Chan's merging of the slices' means and sums of squares
         centre, square, count = tl.zeros([BL], tl.float32), tl.zeros([BL], tl.float32), 0.0
         for start in range(0, D, BD):
             d = start + column
-            b = _widened(h, up, up_bias, d, units, D, M, KIND, PRECISION)
-            if JOIN:
-                both = here[:, None] & (d < D)[None, :]
-                b = scaling * b + tl.load(x + d[None, :], mask=both, other=0.0).to(tl.float32)
-                b += tl.load(residual + token[:, None] * D + d[None, :], mask=both, other=0.0).to(tl.float32)
-            centre, square, count = _merged(b, d, centre, square, count, D)
-        spread = 1 / tl.sqrt(square / D + eps)
+            w = tl.load(up + units[:, None] * D + d[None, :], mask=real[:, None] & (d < D)[None, :], other=0.0)
+            b = tl.dot(h, w.to(KIND), input_precision=PRECISION)
+            b += tl.load(up_bias + d, mask=d < D, other=0.0).to(tl.float32)[None, :]
+            width = tl.minimum(D - start, BD) * 1.0
+            own = tl.sum(tl.where((d < D)[None, :], b, 0.0), 1) / width
+            off = tl.where((d < D)[None, :], b - own[:, None], 0.0)
+            delta = own - centre
+            square += tl.sum(off * off, 1) + delta * delta * (count * width / (count + width))
+            centre += delta * (width / (count + width))
+            count += width
+        spread = 1 / tl.sqrt(square / D + EPS)
         if SAVE:
             tl.store(mean + token, centre, here)
             tl.store(rstd + token, spread, here)
-    if JOIN:
-        at = tl.load(norm_rows + (row if ROUTE == "rows" else 0)).to(tl.int64)
-        norm_weight += at * D
-        norm_bias += at * D
     for start in range(0, D, BD):
         d = start + column
-        both = here[:, None] & (d < D)[None, :]
-        b = _widened(h, up, up_bias, d, units, D, M, KIND, PRECISION)
+        inside = (d < D)[None, :]
+        w = tl.load(up + units[:, None] * D + d[None, :], mask=real[:, None] & inside, other=0.0)
+        b = tl.dot(h, w.to(KIND), input_precision=PRECISION)
+        b += tl.load(up_bias + d, mask=d < D, other=0.0).to(tl.float32)[None, :]
         if NORM:
             b = (b - centre[:, None]) * spread[:, None]
             b *= tl.load(after_weight + slot * D + d, mask=d < D, other=0.0).to(tl.float32)[None, :]
             b += tl.load(after_bias + slot * D + d, mask=d < D, other=0.0).to(tl.float32)[None, :]
-        b = scaling * b + tl.load(x + d[None, :], mask=both, other=0.0).to(tl.float32)
-        if JOIN:
-            b += tl.load(residual + token[:, None] * D + d[None, :], mask=both, other=0.0).to(tl.float32)
-            b = (b - centre[:, None]) * spread[:, None]
-            b *= tl.load(norm_weight + d, mask=d < D, other=0.0).to(tl.float32)[None, :]
-            b += tl.load(norm_bias + d, mask=d < D, other=0.0).to(tl.float32)[None, :]
-        tl.store(y + d[None, :], b.to(y.dtype.element_ty), both)
+        xs = tl.load(x + d[None, :], mask=here[:, None] & inside, other=0.0).to(tl.float32)
+        tl.store(y + d[None, :], (xs + scaling * b).to(y.dtype.element_ty), here[:, None] & inside)
 
 
 @triton.jit
@@ -209,7 +181,9 @@ def _input_gradient(
         for start in range(0, D, BD):
             d = start + column
             inside = (d < D)[None, :]
-            b = _widened(units_out, up, up_bias, d, units, D, M, KIND, PRECISION)
+            w = tl.load(up + units[:, None] * D + d[None, :], mask=real[:, None] & inside, other=0.0)
+            b = tl.dot(units_out, w.to(KIND), input_precision=PRECISION)
+            b += tl.load(up_bias + d, mask=d < D, other=0.0).to(tl.float32)[None, :]
             g = tl.load(dy + d[None, :], mask=here[:, None] & inside, other=0.0).to(tl.float32) * scaling
             g *= tl.load(after_weight + slot * D + d, mask=d < D, other=0.0).to(tl.float32)[None, :]
             first += tl.sum(g, 1)
@@ -224,7 +198,9 @@ def _input_gradient(
         inside = (d < D)[None, :]
         g = tl.load(dy + d[None, :], mask=here[:, None] & inside, other=0.0).to(tl.float32) * scaling
         if NORM:
-            b = _widened(units_out, up, up_bias, d, units, D, M, KIND, PRECISION)
+            w = tl.load(up + units[:, None] * D + d[None, :], mask=real[:, None] & inside, other=0.0)
+            b = tl.dot(units_out, w.to(KIND), input_precision=PRECISION)
+            b += tl.load(up_bias + d, mask=d < D, other=0.0).to(tl.float32)[None, :]
             g *= tl.load(after_weight + slot * D + d, mask=d < D, other=0.0).to(tl.float32)[None, :]
             g = spread[:, None] * (g - first[:, None] - (b - centre[:, None]) * spread[:, None] * second[:, None])
             g = tl.where(inside, g, 0.0)
@@ -323,38 +299,6 @@ def weight_tiles(units: int, wide: bool) -> dict[str, int]:
     return {"BT": bt, "BD": min(bd, 32) if wide else bd, "BM": bm, "num_warps": 8 if bm > 64 else 4, "num_stages": 2}
 
 
-@dataclass(frozen=True, eq=False)
-class Join:
-    """What follows a bottleneck in a post-norm layer: LayerNorm of its sum with a residual, by each row's weights."""
-
-    residual: Tensor
-    rows: Tensor
-    weight: Tensor
-    bias: Tensor
-    eps: float
-    dtype: torch.dtype  # of the result
-
-
-def launch(
-    x: Tensor, rows: Tensor | None, sizes: Tensor | None, weights: Sequence[Tensor], form: Form, dtype: torch.dtype,
-    route: str, stretches: int, length: int, y: Tensor, z: Tensor | None = None, statistics: Sequence[Tensor] = (),
-    join: Join | None = None,
-) -> None:  # fmt: skip
-    """Write y, and where there are places for it what its gradient needs."""
-    d, m = weights[0].shape[1:]
-    tokens = x.numel() // d
-    joined, eps = ((None,) * 4, NORM_EPS) if join is None else (
-        (join.residual, join.rows, join.weight, join.bias), join.eps
-    )  # fmt: skip
-    block = tiles(m, length, tokens, dtype == torch.float32)
-    _forward[(triton.cdiv(length, block["BL"]), stretches)](
-        x, rows, sizes, *weights[:4], *(weights[4:] or (None, None)), *joined, y, z, *(statistics or (None, None)),
-        length, tokens, form.scaling, eps,
-        D=d, M=m, ACT=form.activation, ROUTE=route, MASKED=sizes is not None, NORM=form.norm_after is not None,
-        JOIN=join is not None, SAVE=z is not None, KIND=KINDS[dtype][0], PRECISION=KINDS[dtype][1], **block,
-    )  # fmt: skip
-
-
 class FusedBottleneck(torch.autograd.Function):
     """`eager` for the forms in `supports`. Tokens lie in stretches of `length`, each of one slot; the last may be cut.
 
@@ -369,21 +313,28 @@ class FusedBottleneck(torch.autograd.Function):
         *weights: Tensor,
     ) -> Tensor:  # fmt: skip
         kept = [weight.dtype for weight in weights]
-        down, down_bias, up, up_bias, *after = weights
+        down, down_bias, up, up_bias = weights[:4]
         if any(ctx.needs_input_grad[12:]):  # few slots, read often; a store at rest is cast where it is read
             down, up = down.to(dtype), up.to(dtype)
-        used = (down, down_bias, up, up_bias, *after)
+        normed = form.norm_after is not None
+        after_weight, after_bias = weights[4:] if normed else (up_bias, up_bias)
+        d, m = down.shape[1:]
+        tokens = x.numel() // d
         y = torch.empty_like(x)
-        if not save:
-            launch(x, rows, sizes, used, form, dtype, route, stretches, length, y)
-        else:
-            tokens = x.numel() // x.shape[-1]
-            z = x.new_empty(tokens, down.shape[2], dtype=dtype)
-            statistics = x.new_empty(2, tokens if form.norm_after is not None else 0, dtype=torch.float32)
-            launch(x, rows, sizes, used, form, dtype, route, stretches, length, y, z, statistics.unbind())
+        z = x.new_empty(tokens if save else 0, m, dtype=dtype)
+        statistics = x.new_empty(2, tokens if save and normed else 0, dtype=torch.float32)
+        block = tiles(m, length, tokens, dtype == torch.float32)
+        _forward[(triton.cdiv(length, block["BL"]), stretches)](
+            x, rows, sizes, down, down_bias, up, up_bias, after_weight, after_bias, y, z,
+            statistics[0], statistics[1], length, tokens, form.scaling,
+            D=d, M=m, ACT=form.activation, ROUTE=route, MASKED=sizes is not None,
+            NORM=normed, EPS=NORM_EPS, SAVE=save, KIND=KINDS[dtype][0], PRECISION=KINDS[dtype][1], **block,
+        )  # fmt: skip
+        if save:
             read, frozen, bias = (
                 (x, None, None) if origin is None else (origin.x.contiguous(), origin.weight, origin.bias)
             )
+            used = (down, down_bias, up, up_bias, *weights[4:])
             ctx.save_for_backward(read, frozen, bias, rows, sizes, order, starts, z, statistics, *used)
             ctx.route, ctx.stretches, ctx.length = route, stretches, length
             ctx.form, ctx.dtype, ctx.kept = form, dtype, kept
@@ -454,30 +405,21 @@ def fused(
     sizes: Tensor | None,
     segments: Segments | None,
     origin: Origin | None = None,
-    join: Join | None = None,
 ) -> Tensor:
-    """The bottleneck by the kernels, computed in `dtype`, whatever the weights are kept in; else as `bottleneck`.
-
-    With `join`, what follows it too: without gradients, and of rows that are as many as its own.
-    """
+    """The bottleneck by the kernels, computed in `dtype`, whatever the weights are kept in; else as `bottleneck`."""
     stacks = [weights[name].contiguous() for name in NAMES if name in weights]
     slots, (count, length) = stacks[0].shape[0], x.shape[:2]
     sizes = sizes if form.activation in NONZERO_AT_ZERO else None
     learns = torch.is_grad_enabled() and any(stack.requires_grad for stack in stacks)
     order = starts = None
     route = "own" if rows is None else "rows"
-    alone = slots == 1 and join is None
-    if alone or (rows is not None and rows.shape[0] == 1):  # one task: its tokens are cut anew, all alike
+    if slots == 1 or (rows is not None and rows.shape[0] == 1):  # one task: its tokens are cut anew, all alike
         route, count, length = "one", triton.cdiv(count * length, TOKENS), TOKENS
         rows = torch.zeros(1, dtype=torch.long, device=x.device) if rows is None else rows
         sizes = None if sizes is None else sizes[:1].expand(count).contiguous()
     elif learns and rows is not None:
         segments = segments or Segments.of(rows, slots)
         order, starts = segments.order, segments.starts
-    if join is not None:
-        y = torch.empty_like(x, dtype=join.dtype, memory_format=torch.contiguous_format)
-        launch(x.contiguous(), rows, sizes, stacks, form, dtype, route, count, length, y, join=join)
-        return y
     save = learns or (torch.is_grad_enabled() and x.requires_grad)
     if origin is not None and (not learns or origin.x.shape != x.shape or origin.x.dtype != x.dtype):
         origin = None

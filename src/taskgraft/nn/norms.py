@@ -82,18 +82,14 @@ def fused(
     """`normalise(x + residual)` by the kernel, with weight and bias [slots, d] and the slot of each row."""
     from taskgraft.nn.norm_kernels import row_norm
 
+    layer_norm = isinstance(base, nn.LayerNorm)
+    dtype = torch.float32 if layer_norm and torch.is_autocast_enabled(x.device.type) else x.dtype
     eps = cast(float, base.variance_epsilon if hasattr(base, "variance_epsilon") else base.eps)
     weight, bias = stacks["weight"], stacks.get("bias")
     return row_norm(
-        x, rows, weight, bias, eps=eps, offset=offset, rms=not isinstance(base, nn.LayerNorm),
-        dtype=norm_dtype(base, x), segments=segments, residual=residual,
+        x, rows, weight, bias, eps=eps, offset=offset, rms=not layer_norm, dtype=dtype, segments=segments,
+        residual=residual,
     )  # fmt: skip
-
-
-def norm_dtype(base: nn.Module, x: Tensor) -> torch.dtype:
-    """What a norm gives for x: autocast computes LayerNorm, and it alone, in float32."""
-    autocast = isinstance(base, nn.LayerNorm) and torch.is_autocast_enabled(x.device.type)
-    return torch.float32 if autocast else x.dtype
 
 
 def normalise(base: nn.Module, x: Tensor, weight: Tensor, bias: Tensor | None, offset: float) -> Tensor:
