@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from taskgraft.nn.bottleneck import ACTIVATIONS, Form
-from taskgraft.nn.rows import RowIndex, Slots
+from taskgraft.nn.rows import RowIndex, Slots, numbered
 
 
 def one_row(x: Tensor, w: dict[str, Tensor], form: Form, x_in: Tensor) -> Tensor:
@@ -36,7 +36,7 @@ def one_row(x: Tensor, w: dict[str, Tensor], form: Form, x_in: Tensor) -> Tensor
 
 def row_index(slots: Slots, names: Sequence[str | None]) -> RowIndex | None:
     """Where the weights of these rows lie in the banks of one kind."""
-    lookup = slots.look_up(names)
+    lookup = slots.look_up(names, numbered(names))
     if lookup is None:
         return None
     return lookup.index(torch.tensor(values) for values in lookup.lists if values is not None)

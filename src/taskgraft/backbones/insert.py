@@ -26,7 +26,7 @@ from taskgraft.methods import HyperFormer, Method
 from taskgraft.names import check_task_name
 from taskgraft.nn.bank import AdapterBank, Place
 from taskgraft.nn.heads import Head
-from taskgraft.nn.rows import Bound, Draft, Generated, Kernel, Packing, Route, Slots
+from taskgraft.nn.rows import Bound, Draft, Generated, Kernel, Packing, Route, Slots, numbered
 
 ROUTES = threading.Lock()  # threads name rows while others change tasks
 
@@ -97,15 +97,16 @@ class Grafts:
     def draft_of(self, names: Sequence[str | None] | str | None) -> Draft:
         every_row = names is None or isinstance(names, str)
         listed: tuple[str | None, ...] = (names,) if names is None or isinstance(names, str) else tuple(names)
-        for name in dict.fromkeys(listed):
+        numbers = numbered(listed)
+        for name in numbers:
             if name is not None and name not in self.tasks:
                 known = ", ".join(sorted(self.tasks)) or "none"
                 raise GraftError(f"task {name!r} is not on this model: it carries {known}.")
         if not listed:
             raise GraftError("rows are empty: name one task (or None) for each row of the batch.")
-        found = {key: kind.slots.look_up(listed) for key, kind in self.kinds.items()}
+        found = {key: kind.slots.look_up(listed, numbers) for key, kind in self.kinds.items()}
         kinds = {key: lookup for key, lookup in found.items() if lookup is not None}
-        made = {key: kind.rows(listed) for key, kind in self.hyper_kinds.items() if key in kinds}
+        made = {key: kind.rows(listed, numbers) for key, kind in self.hyper_kinds.items() if key in kinds}
         return Draft(listed, None if every_row else len(listed), kinds, made, self.kernel)
 
     def generated(self, route: Route) -> Generated:

@@ -14,7 +14,7 @@ from taskgraft.errors import GraftError
 from taskgraft.methods import Method
 from taskgraft.nn.bank import Bank, Place
 from taskgraft.nn.hypernet import HypernetBank, Sites, embeddings_of
-from taskgraft.nn.rows import Draft, GeneratedLookup, GeneratedRows, Slots
+from taskgraft.nn.rows import Draft, GeneratedLookup, GeneratedRows, Slots, numbered
 
 HYPERNET = "hypernet"  # what its tensors' names begin with on disk
 
@@ -216,15 +216,14 @@ class HyperKind(Kind):
         hypernet = self.shared_bank.read(0, 0)
         return super().read(task) | {f"{HYPERNET}.{name}": value for name, value in hypernet.items()}
 
-    def rows(self, names: Sequence[str | None]) -> GeneratedLookup:
-        """Which tasks of a batch are generated, and each row's place among them."""
-        present = list(dict.fromkeys(names))
-        mine = [name for name in present if name in self.slots.of]
-        tasks = self.slots.look_up(mine)
+    def rows(self, names: Sequence[str | None], numbers: Mapping[str | None, int]) -> GeneratedLookup:
+        """Which tasks of a batch are generated, and each row's place among them; arguments as for `Slots.look_up`."""
+        mine = [name for name in numbers if name in self.slots.of]
+        tasks = self.slots.look_up(mine, numbered(mine))
         assert tasks is not None
-        blank = len(mine) < len(present)
+        blank = len(mine) < len(numbers)
         place: dict[str | None, int] = {name: number + blank for number, name in enumerate(mine)}
-        listed = names[:1] if len(present) == 1 else names
+        listed = names[:1] if len(numbers) == 1 else names
         return GeneratedLookup(tasks, [place.get(name, 0) for name in listed], blank)
 
     def generate(self, rows: GeneratedRows) -> Sites:
@@ -233,7 +232,7 @@ class HyperKind(Kind):
     @torch.no_grad()
     def written_out(self, task: str, device: torch.device) -> dict[str, Tensor]:
         """A task's generated weights, by the names that those of a plain adapter have on disk."""
-        draft = Draft((task,), None, {}, {self.key: self.rows([task])}, "auto")
+        draft = Draft((task,), None, {}, {self.key: self.rows([task], {task: 0})}, "auto")
         made = self.generate(draft.route(draft.flat().to(device)).generated_rows[self.key])
         return {f"{site}.{name}": value[0].clone() for site, parts in made.items() for name, value in parts.items()}
 
