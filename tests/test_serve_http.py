@@ -708,6 +708,23 @@ def test_all_that_was_taken_is_answered_before_the_end(own: tuple[Engine, World]
     assert [answer.status_code for answer in answers] == [200] * 8
 
 
+def test_a_store_that_is_not_there_is_refused_unless_it_can_be_filled(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "taskgraft.cli", "serve", "--store", str(tmp_path / "none"), "--port", "0"]
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("TASKGRAFT_")}
+    refused = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=SECONDS, check=False)
+    assert refused.returncode == 2 and "there is no store at" in refused.stderr and "--store" in refused.stderr
+    command += ["--json", "--backbone", str(tmp_path / "backbone")]
+    tiny.backbone(tmp_path / "backbone")
+    environment["TASKGRAFT_ADMIN_TOKEN"] = "secret"
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment)
+    try:
+        assert process.stdout is not None and json.loads(process.stdout.readline())["tasks"] == 0
+        process.terminate()
+        assert process.wait(SECONDS) == 0
+    finally:
+        process.kill()
+
+
 def test_the_command_serves_until_it_is_asked_to_stop(tmp_path: Path) -> None:
     folder = tmp_path / "backbone"
     backbone = tiny.backbone(folder)

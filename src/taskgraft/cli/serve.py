@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from taskgraft.serving.guard import Tokens
 
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+SPINS = "2000"  # some 20 microseconds
 DTYPES = ("float32", "bfloat16", "float16")
 NEEDED = "serving needs packages that are not here: pip install 'taskgraft[serve]'."
 
@@ -64,8 +65,7 @@ def serve(
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise GraftError(NEEDED) from error
-    # Before torch is loaded: its threads spin for a moment where they wait for each other, and then let others run.
-    os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+    threads = only_the_engine_computes()
     from taskgraft.serving import serve as serving
     from taskgraft.serving.app import create_app
     from taskgraft.serving.engine import Engine
@@ -82,6 +82,8 @@ def serve(
             f"--host {host} would let anyone ask: set TASKGRAFT_TOKEN, or name a --token-file; "
             "without a token it serves 127.0.0.1 alone."
         )
+    if not store.exists() and not tokens.admin:
+        raise GraftError(f"there is no store at {store}: `taskgraft train` makes one; or name another with --store.")
     grafts = opened(store.resolve())  # messages that leave the machine can then do without it
     listening = serving.listen(host, port)
     loaded = backbone_of(grafts, backbone)
@@ -93,7 +95,13 @@ def serve(
     names = (*LOOPBACK, *(allow_host or ()))
     precise = dtype == DTYPES[0]
     with Engine(
-        loaded, grafts, memory=budget, tokens=batch_tokens, waiting=queue, other_precision=not precise
+        loaded,
+        grafts,
+        memory=budget,
+        tokens=batch_tokens,
+        waiting=queue,
+        threads=threads,
+        other_precision=not precise,
     ) as engine:
         made = create_app(engine, tokens=tokens, hosts=names if local or allow_host else None)
         place = f"[{host}]" if ":" in host else host
@@ -108,6 +116,20 @@ def serve(
             sys.stdout.flush()
 
         serving.serve(made, listening, announce)
+
+
+def only_the_engine_computes() -> int:
+    """Let this thread compute alone from now on; how many threads there are for another one. Before torch is loaded.
+
+    OpenMP's threads wait for each other at every operation. They spin for a moment before they sleep, and so meet in
+    time; but hardly at all once two threads of a process have had helpers. Longer than that they would hold up HTTP.
+    """
+    os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    return threads
 
 
 def tokens_from(token_file: Path | None, admin_token_file: Path | None) -> Tokens:

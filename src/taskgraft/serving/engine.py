@@ -25,6 +25,7 @@ import torch
 from taskgraft.backbones import api
 from taskgraft.backbones.graphs import forget_recordings, recorded
 from taskgraft.backbones.load import Backbone
+from taskgraft.backbones.packed import pack, unpack
 from taskgraft.errors import Closed, Expired, Failed, GraftError, Overloaded, Unreadable
 from taskgraft.grafts.fingerprint import fingerprint
 from taskgraft.grafts.graft import Graft
@@ -63,8 +64,8 @@ class Engine:
 
     `memory` is the number of bytes that grafts may take on the device: those beyond are read from disk when they are
     asked for, and the ones not asked for longest make room. `tokens` is the most that go through the backbone at a
-    time, `waiting` the most questions that wait. Grafts that come, change or leave in the store are served so from the
-    next question on. Use it in a `with` block, or close it.
+    time, `waiting` the most questions that wait, `threads` how many of a CPU's run the model. Grafts that come, change
+    or leave in the store are served so from the next question on. Use it in a `with` block, or close it.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Engine:
         tokens: int | None = None,
         waiting: int = QUEUE,
         device: torch.device | str | None = None,
+        threads: int | None = None,
         other_precision: bool = False,
         watch: Watch | None = None,
     ) -> None:
@@ -88,6 +90,7 @@ class Engine:
         if self._bare:
             api.graft(self.model, HeadOnly(), tasks=())
         fingerprint(self.model)  # before the first graft asks for it
+        pack(api.grafts_of(self.model))
         self.positions = positions(self.model.config)
         self.tokens = TOKENS[self.device.type] if tokens is None else tokens
         self.most_waiting = waiting
@@ -103,6 +106,7 @@ class Engine:
         self._unplaced: set[Version] = set()
         self._reading: dict[Version, str] = {}  # and the names in the store that they are read from
         self._inbox: queue.SimpleQueue[Asked | None] = queue.SimpleQueue()
+        self._threads_of_model = threads
         self._closed = False
         self._ended = threading.Event()
         self._tokenizing = threading.Lock()
@@ -302,6 +306,8 @@ class Engine:
     # -- running the model, on a thread of its own
 
     def _run(self) -> None:
+        if self._threads_of_model is not None:
+            torch.set_num_threads(self._threads_of_model)
         with recorded(self.model):
             while (rows := self._next()) is not None:
                 try:
@@ -447,6 +453,7 @@ class Engine:
         self._readers.shutdown()
         for version in list(self.residents.order.values()):
             self.residents.evict(version)
+        unpack(api.grafts_of(self.model))
         if self._bare:
             api.ungraft(self.model)
         for module in self._trained:

@@ -19,6 +19,8 @@ from taskgraft.serving.journal import JsonLines
 
 KEEP_ALIVE_S = 65
 HEADER_S = 30  # in which the head of a request must be here
+HEADER_BYTES = 64 << 10  # that it may have
+TOO_LONG = b"HTTP/1.1 431 Request Header Fields Too Large\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 DRAIN_S = 0.5  # for requests that are on their way on connections already open
 LONGEST_S = 330  # a request's longest timeout, and some
 UNREAD_S = 60  # in which a client must have read some of what it was sent
@@ -27,9 +29,10 @@ BACKLOG = 2048
 
 
 class Impatient(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """A connection on which no whole request comes is closed: uvicorn itself would wait for one for ever."""
+    """A connection on which no whole request comes is closed: uvicorn itself would wait, and read on, for ever."""
 
     due: asyncio.TimerHandle | None = None
+    read = 0  # of the head that is coming
     unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:
@@ -40,9 +43,14 @@ class Impatient(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         before = self.cycle
         if self.due is None and (before is None or before.response_complete):
             self.due = self.loop.call_later(HEADER_S, self.transport.close)
+            self.read = 0
+        self.read += len(data)
         super().data_received(data)
         if self.cycle is not before:
             self.forget()
+        elif self.due is not None and self.read > HEADER_BYTES and not self.transport.is_closing():
+            self.transport.write(TOO_LONG)
+            self.transport.close()
 
     def connection_lost(self, error: Exception | None) -> None:
         self.forget()
