@@ -575,9 +575,8 @@ def test_a_head_without_end_is_cut_off(world: World, askings: Askings, server: S
     memory = server.rss
     with connect(server.port) as connection:
         connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n")
-        with pytest.raises(OSError, match="reset|pipe"):
-            for number in range(400):
-                connection.sendall(b"X-%d: " % number + b"a" * 65_536 + ends)
+        with pytest.raises((ConnectionResetError, BrokenPipeError)):
+            connection.sendall(b"".join(b"X-%d: " % number + b"a" * 65_536 + ends for number in range(400)))
     others_are_answered(world, server, askings)
     assert server.rss - memory < SPARE / 2  # 25 MB were on their way
 
