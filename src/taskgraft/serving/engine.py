@@ -42,8 +42,10 @@ from taskgraft.training.session import device_of
 log = logging.getLogger("taskgraft.serving")
 
 QUEUE = 1024  # questions that may wait
-TOKENS = {"cpu": 1024, "cuda": 32_768}  # of a batch
-PADDING = {"cpu": 48, "cuda": 4096}  # tokens of it that a batch may have: about as many as another batch would cost
+# Tokens of a batch, and how many more of padding it may have: about what another batch would cost. On a CPU for each
+# of its threads: larger batches are hardly faster there, and a question waits for one that has begun.
+TOKENS = {"cpu": 128, "cuda": 32_768}
+PADDING = {"cpu": 12, "cuda": 4096}
 TOGETHER = 256  # questions that are tokenised at a time
 AT_ONCE = 8  # rows of one question that stand in line: one about a long context lets others pass
 READ_AHEAD = 64  # grafts that have been read and are not yet on the model
@@ -92,7 +94,9 @@ class Engine:
         fingerprint(self.model)  # before the first graft asks for it
         pack(api.grafts_of(self.model))
         self.positions = positions(self.model.config)
-        self.tokens = TOKENS[self.device.type] if tokens is None else tokens
+        times = (threads or torch.get_num_threads()) if self.device.type == "cpu" else 1
+        self.tokens = times * TOKENS[self.device.type] if tokens is None else tokens
+        self.padding = times * PADDING[self.device.type]
         self.most_waiting = waiting
         self.watch = watch or Watch()
         self._lock = threading.RLock()
@@ -319,7 +323,7 @@ class Engine:
         """The next batch; None when all is done and nothing will come."""
         with self._changed:
             self._changed.wait_for(lambda: self._ready or self._jobs or (self._closed and not self.waiting))
-            rows = next_batch(self._ready, self.tokens, PADDING[self.device.type])
+            rows = next_batch(self._ready, self.tokens, self.padding)
             done = self._closed and not self.waiting and not rows and not self._jobs
         while self._jobs:
             self._jobs.popleft()()

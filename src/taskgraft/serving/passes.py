@@ -19,7 +19,7 @@ SHORTEST = 16  # tokens that rows are padded to on a GPU: shorter ones are not w
 def next_batch(line: deque[Row], tokens: int, padding: int) -> list[Row]:
     """Take a batch out of a line: whoever has waited longest, and those that go well with it.
 
-    Those are read alike and most alike in length, where a place further back in the line counts as half a token of
+    Those are read alike and most alike in length, where a place further back in the line counts as two tokens of
     difference; `tokens` hold them all, and no more than so much `padding` comes with them.
     """
     seen = [line.popleft() for _ in range(min(len(line), LOOK))]
@@ -28,7 +28,7 @@ def next_batch(line: deque[Row], tokens: int, padding: int) -> list[Row]:
     lengths, mode = [row.length for row in seen], seen[0].mode
     longest = used = lengths[0]
     batch = {0}
-    for place in sorted(range(1, len(seen)), key=lambda place: abs(lengths[place] - lengths[0]) + place / 2):
+    for place in sorted(range(1, len(seen)), key=lambda place: abs(lengths[place] - lengths[0]) + 2 * place):
         padded = max(longest, lengths[place]) * (len(batch) + 1)
         if seen[place].mode == mode and padded <= tokens and padded - used - lengths[place] <= padding:
             batch.add(place)
