@@ -194,6 +194,17 @@ def test_the_last_epoch_near_the_best_is_kept_and_patience_ends_a_run(monkeypatc
     assert torch.equal(kept[head][0], run.graft.tensors["head.weight"])  # type: ignore[union-attr]
 
 
+def test_patience_begins_with_the_first_score_that_is_not_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = iter([0.0] * 5 + [0.3, 0.2, 0.2, 0.2, 0.2])
+
+    def validated(self: Loop, course: Course, split: str, weights: Any = None) -> dict[str, dict[str, float]]:
+        return {"mood": {"accuracy": 0.0 if weights is None else next(scores)}}
+
+    monkeypatch.setattr(Loop, "evaluate", validated)
+    run = tg.fit(tiny.backbone(), tiny.task(), tg.Adapter(size=4), **{**FAST, "patience": 3, "epochs": 12})
+    assert run.epochs == 9
+
+
 @pytest.mark.parametrize(("rows", "epochs"), [(40, 20), (1120, 5), (1883, 4), (3001, 3), (1_000_000, 3)])
 def test_small_tasks_take_more_epochs(rows: int, epochs: int) -> None:
     settings = tg.Settings().resolved(tg.Adapter(), "classification", rows)

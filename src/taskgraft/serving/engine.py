@@ -25,7 +25,6 @@ import torch
 from taskgraft.backbones import api
 from taskgraft.backbones.graphs import forget_recordings, recorded
 from taskgraft.backbones.load import Backbone
-from taskgraft.backbones.packed import pack, unpack
 from taskgraft.errors import Closed, Expired, Failed, GraftError, Overloaded, Unreadable
 from taskgraft.grafts.fingerprint import fingerprint
 from taskgraft.grafts.graft import Graft
@@ -44,7 +43,7 @@ log = logging.getLogger("taskgraft.serving")
 QUEUE = 1024  # questions that may wait
 # Tokens of a batch, and how many more of padding it may have: about what another batch would cost. On a CPU for each
 # of its threads: larger batches are hardly faster there, and a question waits for one that has begun.
-TOKENS = {"cpu": 128, "cuda": 32_768}
+TOKENS = {"cpu": 256, "cuda": 32_768}
 PADDING = {"cpu": 12, "cuda": 4096}
 TOGETHER = 256  # questions that are tokenised at a time
 AT_ONCE = 8  # rows of one question that stand in line: one about a long context lets others pass
@@ -92,7 +91,6 @@ class Engine:
         if self._bare:
             api.graft(self.model, HeadOnly(), tasks=())
         fingerprint(self.model)  # before the first graft asks for it
-        pack(api.grafts_of(self.model))
         self.positions = positions(self.model.config)
         times = (threads or torch.get_num_threads()) if self.device.type == "cpu" else 1
         self.tokens = times * TOKENS[self.device.type] if tokens is None else tokens
@@ -457,7 +455,6 @@ class Engine:
         self._readers.shutdown()
         for version in list(self.residents.order.values()):
             self.residents.evict(version)
-        unpack(api.grafts_of(self.model))
         if self._bare:
             api.ungraft(self.model)
         for module in self._trained:

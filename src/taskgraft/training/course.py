@@ -134,7 +134,9 @@ class Course:
     def finished(self) -> bool:
         scores = [entry["score"] for entry in self.history if entry["score"] is not None]
         since_best = len(scores) - 1 - max(range(len(scores)), key=scores.__getitem__) if scores else 0
-        return self.epoch >= self.epochs or since_best >= self.settings.patience
+        # F1 and Matthews are 0 while every row is given the same label: there is nothing to lose patience with yet.
+        begun = any(score != 0 for score in scores)
+        return self.epoch >= self.epochs or (begun and since_best >= self.settings.patience)
 
     def score(self, metrics: dict[str, dict[str, float]]) -> float | None:
         """The mean over all columns: a task has as many as it has metrics of its own. None where nothing was judged."""
