@@ -117,6 +117,7 @@ class Bench:
         self.store = folder / "store"
         self.servers = ExitStack()
         self.server: Served | None = None
+        self.engine: float | None = None  # its throughput when it was last measured
 
     def say(self, text: str) -> None:
         print(f"[{time.monotonic() - self.start:6.1f} s] {text}", file=sys.stderr, flush=True)
@@ -169,17 +170,32 @@ class Bench:
         self.prepare()
         backbone = str(self.backbone_folder) if self.backbone_folder else None
         given = {"store": str(self.store), "backbone": backbone, "asked": self.asked, "single_s": self.plan.single_s}
-        return worked([sys.executable, str(HERE / "offline.py"), self.write("offline", given)])
+        found = worked([sys.executable, str(HERE / "offline.py"), self.write("offline", given)])
+        self.engine = found["throughput"]
+        return found
+
+    def around(self) -> dict[str, float]:
+        """The engine's throughput, the mean of now and of when it was last measured, before a load: a machine drifts."""
+        before = self.engine or self.found["offline"]["throughput"]
+        return {"engine": (before + self.offline()["throughput"]) / 2}
+
+    def single(self, server: Served) -> dict[str, Any]:
+        """One client alone."""
+        return self.loaded(self.order(server, clients=1, seconds=self.plan.single_s))
+
+    def at_random(self, server: Served, rate: float, churn: Churn | None = None) -> dict[str, Any]:
+        """Requests at random times, and a single row's time before and after them."""
+        single = self.single(server)
+        found = self.loaded(self.order(server, churn=churn, rate=rate))
+        single_ms = (single["p50_ms"] + self.single(server)["p50_ms"]) / 2
+        return found | {"rate": rate, "single": single, "single_ms": single_ms}
 
     def closed(self) -> dict[str, Any]:
         server = self.running()
-        return self.loaded(self.order(server)) | memory(server.pid)
+        return self.loaded(self.order(server)) | memory(server.pid) | self.around()
 
     def open(self) -> dict[str, Any]:
-        """One client alone, for the time of a single row; then requests at random times."""
-        server, rate = self.running(), self.plan.share * self.found["closed"]["throughput"]
-        single = self.loaded(self.order(server, clients=1, seconds=self.plan.single_s))
-        return self.loaded(self.order(server, rate=rate)) | {"rate": rate, "single": single}
+        return self.at_random(self.running(), self.plan.share * self.found["closed"]["throughput"])
 
     def churn(self) -> dict[str, Any]:
         """Both loops while tasks come and go; the open one at a share of what the closed one then takes."""
@@ -188,9 +204,8 @@ class Bench:
             (str(pack(self.store, one["task"], self.folder / f"{i}.zip")), one) for i, one in enumerate(self.right[:4])
         ]
         churn = Churn(server.token, packed)
-        closed = self.loaded(self.order(server, churn=churn))
-        rate = self.plan.share * closed["throughput"]
-        return {"closed": closed, "open": self.loaded(self.order(server, churn=churn, rate=rate)) | {"rate": rate}}
+        closed = self.loaded(self.order(server, churn=churn)) | self.around()
+        return {"closed": closed, "open": self.at_random(server, self.plan.share * closed["throughput"], churn)}
 
     def alternatives(self) -> dict[str, Any]:
         """Ours over HTTP, and what one would do without a mixed batch, within one process and without HTTP."""

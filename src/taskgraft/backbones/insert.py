@@ -18,7 +18,7 @@ from taskgraft.backbones.checkpoint import TASKS, TrainedTasks
 from taskgraft.backbones.forward import grafted_forward, grafted_generate
 from taskgraft.backbones.frozen import own_head
 from taskgraft.backbones.join import install_joins, remove_joins
-from taskgraft.backbones.kinds import HyperKind, Kind, check_weights, weights_like
+from taskgraft.backbones.kinds import HyperKind, Kind, check_given, check_weights, weights_like
 from taskgraft.backbones.resolve import resolved
 from taskgraft.backbones.sites import Family, family_of
 from taskgraft.errors import GraftError
@@ -198,9 +198,7 @@ class Grafts:
                     weights |= weights_like(name, like, self.tasks[like].method, plan, head == self.tasks[like].head)
                     check_weights(name, plan, weights)
             else:
-                check_weights(name, plan, weights)
-                for kind, _ in plan:
-                    kind.check_given(name, weights)
+                check_given(name, plan, weights)
         except GraftError:
             self.banks.discard_empty()
             raise
@@ -220,6 +218,13 @@ class Grafts:
         self._numbers += 1
         self.tasks[name] = GraftedTask(method, head, tuple(kind.key for kind, _ in plan), self._numbers, company)
         self.refresh()
+
+    def check(self, name: str, method: Method, head: Head | None, weights: Mapping[str, Tensor]) -> None:
+        """Refuse weights with which `add` could not put a task on the model."""
+        try:
+            check_given(name, self.banks.plan(resolved(method, head, self.backbone), head, ""), weights)
+        finally:
+            self.banks.discard_empty()
 
     def remove(self, name: str) -> None:
         self.require(name)

@@ -251,6 +251,13 @@ class HeadsKind(Kind):
         return self.banks["head"]
 
 
+def check_given(name: str, plan: Sequence[tuple[Kind, int]], weights: Mapping[str, Tensor]) -> None:
+    """Refuse weights that a task which comes with its own cannot have."""
+    check_weights(name, plan, weights)
+    for kind, _ in plan:
+        kind.check_given(name, weights)
+
+
 def check_weights(name: str, plan: Sequence[tuple[Kind, int]], weights: Mapping[str, Tensor]) -> None:
     """Refuse weights that do not fit by name and shape, before any of them reaches a model."""
     wanted: dict[str, tuple[int, ...]] = {}

@@ -6,7 +6,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Collection
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from taskgraft.backbones import api, room
@@ -37,14 +36,7 @@ class Residents:
         if isinstance(version.loaded, Joint):
             version.loaded = self._written_out(version, version.loaded)
         graft = version.loaded
-        pooler = reads_pooler(graft.method, graft.head)
-        check_backbone(self.model, version.name, graft.backbone, pooler, self.other_precision)
-        least = room.least(self.grafts, *shape_of(graft))
-        if least > self.budget:
-            raise Unreadable(
-                f"task {version.name!r} needs {least:,} bytes, and grafts may take {self.budget:,} in all: "
-                "give the engine more memory."
-            )
+        self._check(version.name, graft)
         if not self._make_room(graft, keep):
             if keep:
                 return False
@@ -61,9 +53,19 @@ class Residents:
 
     def try_on(self, graft: Graft) -> None:
         """Refuse a graft that does not fit the backbone, or the memory there is."""
-        trial = Version(graft.name, None, Path(), (), {}, replace(graft, tensors={}), loaded=graft)
-        self.place(trial)
-        self.evict(trial)
+        self._check(graft.name, graft)
+        self.grafts.check(graft.name, *shape_of(graft), graft.tensors)
+
+    def _check(self, name: str, graft: Graft) -> None:
+        """Refuse a graft of another backbone, or one that is larger than the budget by itself."""
+        pooler = reads_pooler(graft.method, graft.head)
+        check_backbone(self.model, name, graft.backbone, pooler, self.other_precision)
+        least = room.least(self.grafts, *shape_of(graft))
+        if least > self.budget:
+            raise Unreadable(
+                f"task {name!r} needs {least:,} bytes, and grafts may take {self.budget:,} in all: "
+                "give the engine more memory."
+            )
 
     def _make_room(self, graft: Graft, keep: Collection[Version]) -> bool:
         while room.held_with(self.grafts, *shape_of(graft)) > self.budget:
