@@ -175,7 +175,7 @@ class Bench:
         return found
 
     def around(self) -> dict[str, float]:
-        """The engine's throughput, the mean of now and of when it was last measured, before a load: a machine drifts."""
+        """The engine's throughput, the mean of now and of when it was last measured: a shared machine drifts."""
         before = self.engine or self.found["offline"]["throughput"]
         return {"engine": (before + self.offline()["throughput"]) / 2}
 

@@ -1,0 +1,166 @@
+"""How sure a difference between two methods is: tasks' rows and seeds drawn anew, many times, the same for both.
+
+Most metrics are a function of sums over rows (how often which class was taken for which), so all draws are one matrix
+product. Rank correlation is not, and is computed draw by draw.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from taskgraft.errors import GraftError
+from taskgraft.tasks.metrics import METRICS, squad_exact_match, squad_f1
+
+Array = npt.NDArray[np.float64]
+DRAWS, AT_ONCE = 2000, 250
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What the runs of one method, one a seed, said of a task's rows."""
+
+    kind: str
+    labels: tuple[str, ...]
+    metrics: tuple[str, ...]  # whose mean is the score
+    right: Sequence[Any]  # the rows' own answers
+    given: Sequence[Sequence[Any]]  # by seed
+
+    def __post_init__(self) -> None:
+        if not self.given or any(len(one) != len(self.right) for one in self.given):
+            raise GraftError(f"each seed needs an answer for each of the {len(self.right)} rows.")
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean, and the middle 95 % of what it is when rows and seeds are drawn anew."""
+
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def sign(self) -> int:
+        """1 or -1 where the interval lies on one side of zero, else 0: not shown."""
+        return 1 if self.low > 0 else -1 if self.high < 0 else 0
+
+    def to_json(self) -> dict[str, float]:
+        return {"mean": self.mean, "low": self.low, "high": self.high}
+
+
+def difference(first: Sequence[Answers], second: Sequence[Answers], draws: int = DRAWS, seed: int = 0) -> Interval:
+    """The mean over tasks of the first method's score less the second's, which answered the same rows."""
+    if len(first) != len(second) or not first:
+        raise GraftError(f"{len(first)} and {len(second)} tasks cannot be paired: give as many of both.")
+    mean, drawn = [], []
+    for number, (one, other) in enumerate(zip(first, second, strict=True)):
+        if list(one.right) != list(other.right) or (one.kind, one.metrics) != (other.kind, other.metrics):
+            raise GraftError("the two methods were not judged on the same rows by the same metrics.")
+        drawn.append(
+            samples(one, draws, np.random.default_rng((seed, number)))
+            - samples(other, draws, np.random.default_rng((seed, number)))
+        )
+        mean.append(score(one) - score(other))
+    spread = np.mean(drawn, axis=0)
+    return Interval(math.fsum(mean) / len(mean), float(np.quantile(spread, 0.025)), float(np.quantile(spread, 0.975)))
+
+
+def score(answers: Answers) -> float:
+    """The mean over seeds and metrics, as it was measured."""
+    once = np.ones((1, len(answers.right)))
+    return float(np.mean([values(answers, given, once)[0] for given in answers.given]))
+
+
+def samples(answers: Answers, draws: int, rng: np.random.Generator) -> Array:
+    """The score of each draw of as many rows, and as many seeds."""
+    rows, seeds = len(answers.right), len(answers.given)
+    found = []
+    for counts in counts_of(rows, draws, rng):
+        by_seed = np.stack([values(answers, given, counts) for given in answers.given], axis=1)
+        chosen = rng.integers(seeds, size=by_seed.shape)
+        found.append(np.take_along_axis(by_seed, chosen, axis=1).mean(axis=1))
+    return np.concatenate(found)
+
+
+def counts_of(rows: int, draws: int, rng: np.random.Generator) -> Iterator[Array]:
+    """How often each row is in each draw, some draws at a time."""
+    for begin in range(0, draws, AT_ONCE):
+        some = min(AT_ONCE, draws - begin)
+        places = rng.integers(rows, size=(some, rows)) + rows * np.arange(some)[:, None]
+        yield np.bincount(places.ravel(), minlength=some * rows).reshape(some, rows).astype(np.float64)
+
+
+def values(answers: Answers, given: Sequence[Any], counts: Array) -> Array:
+    """The mean of the task's metrics for each draw of rows."""
+    found: Array = np.mean([metric(name, answers, given, counts) for name in answers.metrics], axis=0)
+    return found
+
+
+def metric(name: str, answers: Answers, given: Sequence[Any], counts: Array) -> Array:
+    right = answers.right
+    if answers.kind == "classification":
+        classes = len(answers.labels)
+        # [draws, right class, given class]
+        pairs = np.asarray(right, dtype=np.int64) * classes + np.asarray(given, dtype=np.int64)
+        table = (counts @ np.eye(classes * classes)[pairs]).reshape(-1, classes, classes)
+        if name in OF_TABLES:
+            return OF_TABLES[name](table)
+    if answers.kind == "spans":
+        each = [OF_ROWS[name](prediction, accepted) for prediction, accepted in zip(given, right, strict=True)]
+        mean: Array = counts @ np.asarray(each) / counts.sum(1)
+        return mean
+    compute, rows = METRICS[name].compute, np.arange(len(right))
+    drawn = [np.repeat(rows, some.astype(np.int64)).tolist() for some in counts]
+    kept = ((answers.labels, [right[i] for i in draw], [given[i] for i in draw], answers.kind) for draw in drawn)
+    return np.array([compute(*each) for each in kept])
+
+
+def accuracy(table: Array) -> Array:
+    found: Array = np.trace(table, axis1=1, axis2=2) / table.sum((1, 2))
+    return found
+
+
+def f1_by_class(table: Array) -> Array:
+    """[draws, classes]; 0 where a class is neither right nor given."""
+    hits = np.diagonal(table, axis1=1, axis2=2)
+    total = table.sum(1) + table.sum(2)
+    found: Array = np.divide(2 * hits, total, out=np.zeros_like(total), where=total > 0)
+    return found
+
+
+def macro_f1(table: Array) -> Array:
+    """Over the classes that occur."""
+    occurs = (table.sum(1) + table.sum(2)) > 0
+    found: Array = f1_by_class(table).sum(1) / occurs.sum(1)
+    return found
+
+
+def matthews(table: Array) -> Array:
+    wanted, given, all_rows = table.sum(2), table.sum(1), table.sum((1, 2))
+    hits = np.trace(table, axis1=1, axis2=2)
+    above = hits * all_rows - (wanted * given).sum(1)
+    below = (all_rows**2 - (wanted**2).sum(1)) * (all_rows**2 - (given**2).sum(1))
+    found: Array = np.divide(above, np.sqrt(below), out=np.zeros_like(above), where=below > 0)
+    return found
+
+
+def texts_of(accepted: Any) -> list[str]:
+    return [accepted] if isinstance(accepted, str) else [each["text"] for each in accepted]
+
+
+OF_TABLES: dict[str, Callable[[Array], Array]] = {
+    "accuracy": accuracy,
+    "f1": lambda table: f1_by_class(table)[:, 1],
+    "macro_f1": macro_f1,
+    "micro_f1": accuracy,
+    "matthews": matthews,
+}
+OF_ROWS: dict[str, Callable[[Any, Any], float]] = {
+    "squad_f1": lambda prediction, accepted: squad_f1(prediction, texts_of(accepted)),
+    "exact_match": lambda prediction, accepted: squad_exact_match(prediction, texts_of(accepted)),
+}
