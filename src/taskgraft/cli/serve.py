@@ -119,10 +119,11 @@ def serve(
 
 
 def only_the_engine_computes() -> int:
-    """Let this thread compute alone from now on; how many threads there are for another one. Before torch is loaded.
+    """Before torch is loaded: let this thread compute without helpers from now on. How many another thread may have.
 
-    OpenMP's threads wait for each other at every operation. They spin for a moment before they sleep, and so meet in
-    time; but hardly at all once two threads of a process have had helpers. Longer than that they would hold up HTTP.
+    OpenMP's threads wait for each other at every operation. They spin for a moment before they sleep, so that they
+    are there in time, and no longer, so that HTTP has its turn. Once two threads of a process have had helpers,
+    together more than there are cores, they hardly spin at all.
     """
     os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
     import torch
