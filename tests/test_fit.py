@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import taskgraft as tg
+from taskgraft.tasks.metrics import evaluate
 from taskgraft.training.course import Course
 from taskgraft.training.loop import Loop
 from taskgraft.training.progress import Quiet
@@ -38,6 +39,16 @@ def test_every_kind_is_learned_and_the_graft_says_the_same_elsewhere(kind: str) 
     assert run.graft is not None and run.graft.metrics["score"] == run.score
     again = tg.evaluate(tiny.backbone(), run.graft, task)
     assert again["score"] == pytest.approx(run.score)
+
+
+@pytest.mark.parametrize("kind", ["classification", "multilabel", "regression", "tokens", "spans"])
+@pytest.mark.parametrize("method", [tg.Adapter(size=4), tg.FullFineTuning(), tg.HeadOnly()], ids=lambda one: one.name)
+def test_a_run_keeps_its_answers_to_the_test_rows(method: tg.Method, kind: str) -> None:
+    task = tiny.task(kind)
+    run = tg.fit(tiny.backbone(), task, method, **{**FAST, "epochs": 1})
+    right = task.split("test")["label"].to_pylist()
+    assert evaluate(kind, task.metrics, task.labels, right, run.answers) == run.test
+    assert "answers" not in run.to_json()
 
 
 def test_text_to_text_is_learned_by_a_model_that_writes() -> None:

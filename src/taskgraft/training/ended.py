@@ -1,4 +1,4 @@
-"""A run that has ended, in its folder: its graft's files, and then run.json, which says that they are whole."""
+"""A run that has ended, in its folder: its graft's files, its answers, then run.json, which says they are whole."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from taskgraft.training.fit import Run
 from taskgraft.training.state import RunFolder
 
 RECORD, DRAFT = "run.json", "run.draft"
+ANSWERS = "answers.json"  # to the test rows
 
 
 def write_run(folder: RunFolder, key: str, run: Run) -> None:
     """Keep what came of a run in the place of its state. `key` says which run it is."""
     assert run.graft is not None
     place = folder.folder
-    content = {**encode(run.graft), DRAFT: json.dumps({"run": key, **run.to_json()}, indent=1).encode()}
+    record = json.dumps({"run": key, **run.to_json()}, indent=1)
+    content = {**encode(run.graft), ANSWERS: json.dumps(run.answers).encode(), DRAFT: record.encode()}
     try:
         place.mkdir(parents=True, exist_ok=True)
         (place / RECORD).unlink(missing_ok=True)  # another run's, whose graft is replaced now
@@ -44,8 +46,9 @@ def read_run(folder: RunFolder, key: str) -> Run | None:
         record = json.loads(path.read_bytes())
         if record["run"] != key:
             return None
-        return Run.from_json(record, read_graft(record["task"], folder.folder))
-    except (ValueError, KeyError, TypeError) as error:
+        answers = json.loads((folder.folder / ANSWERS).read_bytes())
+        return Run.from_json(record, read_graft(record["task"], folder.folder), answers)
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise GraftError(
             f"{path} does not say what came of a run ({error}): delete the folder {folder.folder} to begin again."
         ) from error

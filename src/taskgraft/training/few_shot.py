@@ -177,7 +177,7 @@ def transfer(
         loop,
         course,
     ):
-        run = run_of(backbone, part, method, course, loop.evaluate(course, "test"), total)
+        run = run_of(backbone, part, method, course, loop.predictions(course, "test"), total)
         if judged_on == "validation":
             run = judged_by_validation(run)
         if run.graft is not None:

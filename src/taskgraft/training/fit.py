@@ -19,9 +19,12 @@ from taskgraft.tasks.task import Task
 from taskgraft.training.course import Course
 from taskgraft.training.joint import JointRun, fit_joint
 from taskgraft.training.parts import Part, part_of
+from taskgraft.training.predict import Prediction
 from taskgraft.training.progress import Progress
 from taskgraft.training.session import backbone_parameters, changed, device_of, mounted, trained
 from taskgraft.training.settings import Settings
+
+APART = ("graft", "answers")  # of a run: what its record leaves out
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,18 +47,19 @@ class Run:
     cut: dict[str, int]  # texts longer than the limit, by split
     history: list[dict[str, Any]] = field(repr=False)
     graft: Graft | None = field(repr=False)  # None for methods that change the backbone itself
+    answers: list[Any] = field(default_factory=list, repr=False)  # to the test rows, as its metrics take them
 
     def to_json(self) -> dict[str, Any]:
-        """Everything but the graft."""
-        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "graft"}
+        """Everything but the graft and the answers."""
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in APART}
         return {**values, "method": self.method.to_json(), "settings": self.settings.to_json()}
 
     @classmethod
-    def from_json(cls, record: Mapping[str, Any], graft: Graft | None) -> Run:
-        """From what `to_json` wrote."""
-        values = {f.name: record[f.name] for f in fields(cls) if f.name != "graft"}
+    def from_json(cls, record: Mapping[str, Any], graft: Graft | None, answers: list[Any]) -> Run:
+        """From what `to_json` wrote, and what it left out."""
+        values = {f.name: record[f.name] for f in fields(cls) if f.name not in APART}
         made = {"method": method_from_json(record["method"]), "settings": Settings(**record["settings"])}
-        return cls(**{**values, **made}, graft=graft)
+        return cls(**{**values, **made}, graft=graft, answers=answers)
 
 
 @overload
@@ -124,7 +128,7 @@ def fit(
     part = part_of(backbone, task, settings, device_of(), prefix=method.trains_backbone)
     mount = mounted(backbone.model, {task.name: part.head}, method, settings.seed)
     with trained(backbone, [part], method, settings, mount, run=run, progress=progress, track=track) as (loop, course):
-        return run_of(backbone, part, method, course, loop.evaluate(course, "test"), total)
+        return run_of(backbone, part, method, course, loop.predictions(course, "test"), total)
 
 
 def run_of(
@@ -132,14 +136,18 @@ def run_of(
     part: Part,
     method: Method,
     course: Course,
-    tested: dict[str, dict[str, float]],
+    tested: Mapping[str, Sequence[Prediction]],
     total: int,
     name: str | None = None,
 ) -> Run:
-    """What came of a course over one task, which is still on the model, under its own name or another."""
+    """What came of a course over one task, which is still on the model, under its own name or another.
+
+    `tested` are the answers to its test rows.
+    """
     task, model = part.task, backbone.model
     name = task.name if name is None else name
-    validation, test = course.validation.get(task.name, {}), tested.get(task.name, {})
+    found = tested.get(task.name, ())
+    validation, test = course.validation.get(task.name, {}), part.judged("test", found) if found else {}
     graft, split = None, "test" if test else "validation"
     score = score_of(task.metrics, test or validation) if test or validation else None
     if not method.trains_backbone:
@@ -169,6 +177,7 @@ def run_of(
         cut=part.cut,
         history=course.history,
         graft=graft,
+        answers=[prediction.answer for prediction in found],
     )
 
 

@@ -23,6 +23,7 @@ from taskgraft.nn.bank import corner
 from taskgraft.training.course import Course
 from taskgraft.training.optim import AdamW
 from taskgraft.training.passes import LaneBatch, Piece, is_out_of_memory, losses_of, packed
+from taskgraft.training.predict import Prediction
 from taskgraft.training.progress import Interrupts
 from taskgraft.training.sampling import Batch
 from taskgraft.training.state import RunFolder, random_state, restore_random_state
@@ -218,12 +219,17 @@ class Loop:
                 return self.evaluate(course, split, bf16=self.bf16)
             finally:
                 course.put(own)
+        found = self.predictions(course, split, bf16=bf16)
+        return {name: course.parts[name].judged(split, answers) for name, answers in found.items()}
+
+    def predictions(self, course: Course, split: str, *, bf16: bool = False) -> dict[str, list[Prediction]]:
+        """The answers to a split's rows, of each task that has it."""
         settings = course.settings
         if self.evaluated_at_once > 1:  # one task after the other: as many rows as a pass of all of them has
             most = min(settings.batch_size * self.evaluated_at_once, self.pass_tokens // (settings.max_length or 1))
             settings = dataclasses.replace(settings, batch_size=max(settings.batch_size, most))
         return {
-            name: part.evaluate(self.model, self.tokenizer, split, settings, self.device, bf16)
+            name: part.predictions(self.model, self.tokenizer, split, settings, self.device, bf16)
             for name, part in course.parts.items()
             if split in part.encoded
         }

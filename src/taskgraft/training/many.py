@@ -261,7 +261,7 @@ class Crew:
         ready, optimizer = self.running.pop(lane), self.loop.optimizer
         trial = ready.trial
         if lane.error is None:
-            tested = self.loop.evaluate(lane.course, "test")
+            tested = self.loop.predictions(lane.course, "test")
             self._keep(
                 ready, run_of(self.backbone, ready.part, trial.method, lane.course, tested, self.total, ready.name)
             )

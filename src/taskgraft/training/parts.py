@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ from taskgraft.nn.heads import Head
 from taskgraft.tasks.task import Task
 from taskgraft.tasks.wording import Wording
 from taskgraft.training.encode import Encoded, encode
-from taskgraft.training.predict import judged, predictions
+from taskgraft.training.predict import Prediction, judged, predictions
 from taskgraft.training.settings import Settings
 from taskgraft.training.targets import Targets
 
@@ -43,18 +44,18 @@ class Part:
     def cut(self) -> dict[str, int]:
         return {split: part.cut for split, part in self.encoded.items()}
 
-    def evaluate(
+    def predictions(
         self, model: Any, tokenizer: Any, split: str, settings: Settings, device: torch.device, bf16: bool
-    ) -> dict[str, float]:
-        """The metrics of a split, by what is on the model now."""
-        task, table = self.task, self.task.splits[split]
-        found = predictions(
+    ) -> list[Prediction]:
+        """The answers to a split's rows, by what is on the model now."""
+        task = self.task
+        return predictions(
             model,
             task.name,
             tokenizer,
             task.kind,
             task.labels,
-            table,
+            task.splits[split],
             self.encoded[split],
             batch_size=2 * settings.batch_size,
             device=device,
@@ -62,7 +63,10 @@ class Part:
             wording=self.wording,
             decoding=settings.decoding,
         )
-        return judged(task.kind, task.labels, task.metrics, table, found)
+
+    def judged(self, split: str, found: Sequence[Prediction]) -> dict[str, float]:
+        """The metrics of answers to a split's rows."""
+        return judged(self.task.kind, self.task.labels, self.task.metrics, self.task.splits[split], found)
 
 
 def part_of(backbone: Backbone, task: Task, settings: Settings, device: torch.device, prefix: bool) -> Part:
