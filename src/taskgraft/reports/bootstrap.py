@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from taskgraft.errors import GraftError
-from taskgraft.tasks.metrics import METRICS, squad_exact_match, squad_f1
+from taskgraft.tasks.metrics import METRICS
 
 Array = npt.NDArray[np.float64]
 DRAWS, AT_ONCE = 2000, 250
@@ -102,7 +102,7 @@ def values(answers: Answers, given: Sequence[Any], counts: Array) -> Array:
 
 
 def metric(name: str, answers: Answers, given: Sequence[Any], counts: Array) -> Array:
-    right = answers.right
+    right, compute = answers.right, METRICS[name].compute
     if answers.kind == "classification":
         classes = len(answers.labels)
         # [draws, right class, given class]
@@ -111,10 +111,10 @@ def metric(name: str, answers: Answers, given: Sequence[Any], counts: Array) -> 
         if name in OF_TABLES:
             return OF_TABLES[name](table)
     if answers.kind == "spans":
-        each = [OF_ROWS[name](prediction, accepted) for prediction, accepted in zip(given, right, strict=True)]
+        each = [compute(answers.labels, [a], [p], answers.kind) for a, p in zip(right, given, strict=True)]
         mean: Array = counts @ np.asarray(each) / counts.sum(1)
         return mean
-    compute, rows = METRICS[name].compute, np.arange(len(right))
+    rows = np.arange(len(right))
     drawn = [np.repeat(rows, some.astype(np.int64)).tolist() for some in counts]
     kept = ((answers.labels, [right[i] for i in draw], [given[i] for i in draw], answers.kind) for draw in drawn)
     return np.array([compute(*each) for each in kept])
@@ -149,18 +149,10 @@ def matthews(table: Array) -> Array:
     return found
 
 
-def texts_of(accepted: Any) -> list[str]:
-    return [accepted] if isinstance(accepted, str) else [each["text"] for each in accepted]
-
-
 OF_TABLES: dict[str, Callable[[Array], Array]] = {
     "accuracy": accuracy,
     "f1": lambda table: f1_by_class(table)[:, 1],
     "macro_f1": macro_f1,
     "micro_f1": accuracy,
     "matthews": matthews,
-}
-OF_ROWS: dict[str, Callable[[Any, Any], float]] = {
-    "squad_f1": lambda prediction, accepted: squad_f1(prediction, texts_of(accepted)),
-    "exact_match": lambda prediction, accepted: squad_exact_match(prediction, texts_of(accepted)),
 }
