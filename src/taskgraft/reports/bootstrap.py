@@ -53,21 +53,37 @@ class Interval:
         return {"mean": self.mean, "low": self.low, "high": self.high}
 
 
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """A method's score on a task, and what it is in each draw of rows and seeds."""
+
+    answers: Answers
+    score: float
+    scores: Array
+
+
+def drawn(answers: Answers, number: int = 0, draws: int = DRAWS, seed: int = 0) -> Drawn:
+    """Draw rows and seeds; `number` is the task's, whose draws are its own and the same for every method."""
+    return Drawn(answers, score(answers), samples(answers, draws, np.random.default_rng((seed, number))))
+
+
 def difference(first: Sequence[Answers], second: Sequence[Answers], draws: int = DRAWS, seed: int = 0) -> Interval:
     """The mean over tasks of the first method's score less the second's, which answered the same rows."""
+    one, other = ([drawn(each, n, draws, seed) for n, each in enumerate(answers)] for answers in (first, second))
+    return between(one, other)
+
+
+def between(first: Sequence[Drawn], second: Sequence[Drawn]) -> Interval:
+    """The difference of two methods whose draws are at hand."""
     if len(first) != len(second) or not first:
         raise GraftError(f"{len(first)} and {len(second)} tasks cannot be paired: give as many of both.")
-    mean, drawn = [], []
-    for number, (one, other) in enumerate(zip(first, second, strict=True)):
+    for one, other in ((a.answers, b.answers) for a, b in zip(first, second, strict=True)):
         if list(one.right) != list(other.right) or (one.kind, one.metrics) != (other.kind, other.metrics):
             raise GraftError("the two methods were not judged on the same rows by the same metrics.")
-        drawn.append(
-            samples(one, draws, np.random.default_rng((seed, number)))
-            - samples(other, draws, np.random.default_rng((seed, number)))
-        )
-        mean.append(score(one) - score(other))
-    spread = np.mean(drawn, axis=0)
-    return Interval(math.fsum(mean) / len(mean), float(np.quantile(spread, 0.025)), float(np.quantile(spread, 0.975)))
+    pairs = list(zip(first, second, strict=True))
+    mean = math.fsum(one.score - other.score for one, other in pairs) / len(pairs)
+    spread = np.mean([one.scores - other.scores for one, other in pairs], axis=0)
+    return Interval(mean, float(np.quantile(spread, 0.025)), float(np.quantile(spread, 0.975)))
 
 
 def score(answers: Answers) -> float:

@@ -37,7 +37,7 @@ def _transfer(name: str, hub: Hub, columns: tuple[str, ...], labels: tuple[str, 
 
 ENTAILMENT = ("entailment", "not_entailment")
 SENTENCES = ("sentence1", "sentence2")
-HALVED = ("The labelled test rows that exist are not used: HyperFormer's protocol halves the validation rows.",)
+UNUSED = ("The labelled test rows that exist are not used.",)
 NEWSGROUPS = (
     "alt.atheism", "comp.graphics", "comp.os.ms-windows.misc", "comp.sys.ibm.pc.hardware", "comp.sys.mac.hardware",
     "comp.windows.x", "misc.forsale", "rec.autos", "rec.motorcycles", "rec.sport.baseball", "rec.sport.hockey",
@@ -67,8 +67,8 @@ PRODUCTS = (
 ROWS = (
     _glue("cola", ("sentence",), ("unacceptable", "acceptable"), 8_551, 1_043, metrics=("matthews",)),
     _glue("sst2", ("sentence",), ("negative", "positive"), 67_349, 872),
-    _glue("mrpc", SENTENCES, ("not_equivalent", "equivalent"), 3_668, 408, metrics=("accuracy", "f1"), notes=HALVED),
-    _glue("stsb", SENTENCES, (), 5_749, 1_500, kind="regression", metrics=("pearson", "spearman"), notes=HALVED),
+    _glue("mrpc", SENTENCES, ("not_equivalent", "equivalent"), 3_668, 408, metrics=("accuracy", "f1"), notes=UNUSED),
+    _glue("stsb", SENTENCES, (), 5_749, 1_500, kind="regression", metrics=("pearson", "spearman"), notes=UNUSED),
     _glue("qqp", ("question1", "question2"), ("not_duplicate", "duplicate"), 363_846, 40_430,
           metrics=("accuracy", "f1")),
     _glue("mnli", ("premise", "hypothesis"), ("entailment", "neutral", "contradiction"), 392_702, 9_815,
@@ -139,10 +139,13 @@ def benchmark_named(name: str) -> Benchmark | None:
     return found[0] if len(found) == 1 else None
 
 
-def load_benchmark(name: str, data_dir: str | PathLike[str] | None = None, seed: int = 0) -> Task:
+def load_benchmark(
+    name: str, data_dir: str | PathLike[str] | None = None, seed: int = 0, *, whole_dev: bool = False
+) -> Task:
     """A benchmark's rows in the papers' splits: from DATA_DIR/FOLDER/PART.parquet, or from the Hub.
 
-    `seed` draws the splits. It is not the seed of training: leave it as it is, so that results compare.
+    `seed` draws the splits. It is not the seed of training: leave it as it is, so that results compare. `whole_dev`
+    keeps a small set's published validation rows together as the test split, and validates on some of its train.
     """
     benchmark = benchmark_named(name)
     if benchmark is None:
@@ -160,7 +163,8 @@ def load_benchmark(name: str, data_dir: str | PathLike[str] | None = None, seed:
               for part, table in parts.items() if len(table) != benchmark.published.get(part, len(table))]  # fmt: skip
     large = benchmark.published.get("train", len(parts.get("train", ()))) >= LARGE
     parts, repeats = without_repeats(parts)
-    splits, note = PROTOCOLS[benchmark.protocol][1](parts, large, seed)
+    protocol = "whole dev" if whole_dev and benchmark.protocol == "dev" else benchmark.protocol
+    splits, note = PROTOCOLS[protocol][1](parts, large, seed)
     names = ("text", "pair", "label") if benchmark.has_pairs else ("text", "label")
     return Task(
         name=benchmark.name.split("/")[1],

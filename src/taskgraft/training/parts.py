@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,8 @@ from taskgraft.training.encode import Encoded, encode
 from taskgraft.training.predict import Prediction, judged, predictions
 from taskgraft.training.settings import Settings
 from taskgraft.training.targets import Targets
+
+FEWEST_ROWS = defaultdict(lambda: 1, cuda=256)  # of an evaluation's batches, however few training's have
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +60,7 @@ class Part:
             task.labels,
             task.splits[split],
             self.encoded[split],
-            batch_size=2 * settings.batch_size,
+            batch_size=max(2 * settings.batch_size, FEWEST_ROWS[device.type]),
             device=device,
             bf16=bf16,
             wording=self.wording,

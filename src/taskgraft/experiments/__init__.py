@@ -1,0 +1,1 @@
+"""The papers' experiments, one short module each, behind `taskgraft reproduce NAME`."""

@@ -1,0 +1,39 @@
+"""The tasks of the experiments: the papers' sets, judged by one metric each, at a size that a budget allows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from taskgraft.tasks.benchmarks import BENCHMARKS, load_benchmark
+from taskgraft.tasks.task import Task
+
+GLUE = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte")  # WNLI is left out, as in both papers
+CLASSIFICATION = tuple(row.name.split("/")[1] for row in BENCHMARKS.values() if row.group == "classification")
+SQUAD = "squad"
+METRICS = {"mrpc": "f1", "qqp": "f1", "stsb": "spearman"}  # one each, as Houlsby et al. report them
+
+
+def load(name: str, data: Path | None, rows: int | None) -> Task:
+    """A task whose validation rows are held out of train and whose test rows chose nothing.
+
+    For GLUE and SQuAD the test rows are the published validation rows, since the labels of the test rows are hidden.
+    """
+    task = load_benchmark(name, data, whole_dev=True)
+    if name in METRICS:
+        task = replace(task, metrics=(METRICS[name],))
+    return capped(task, rows)
+
+
+def capped(task: Task, rows: int | None) -> Task:
+    """At most so many training rows, drawn at random, always the same ones."""
+    train = task.split("train")
+    if rows is None or train.num_rows <= rows:
+        return task
+    # RandomState and not a Generator: its draws are promised never to change.
+    kept = np.sort(np.random.RandomState(0).permutation(train.num_rows)[:rows])
+    note = f"{rows:,} of {train.num_rows:,} training rows are used, drawn at random."
+    return replace(task, splits={**task.splits, "train": train.take(pa.array(kept))}, notes=(*task.notes, note))

@@ -1,0 +1,334 @@
+"""Where experiments are run: tasks at their size, runs that are never repeated, and processes to share them.
+
+A run is a task, a method and settings. What came of it lies in a file of the folder of runs, whose name says all that
+decided it, so that experiments share runs, and the same command after a stop goes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from functools import cached_property
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from taskgraft import __version__
+from taskgraft.backbones.load import Backbone, load_backbone
+from taskgraft.errors import Diverged, GraftError
+from taskgraft.experiments.data import load
+from taskgraft.grafts.fingerprint import fingerprint
+from taskgraft.methods import Method, Pooling
+from taskgraft.tasks.metrics import score_of
+from taskgraft.tasks.task import Task
+from taskgraft.training.compare import content_hash
+from taskgraft.training.fit import Run, fit
+from taskgraft.training.grid import name_of
+from taskgraft.training.many import Trial, fit_many
+from taskgraft.training.settings import Settings
+
+Record = dict[str, Any]
+AUTOML = "automl"
+STILL = ("checkpoint_seconds",)  # settings that change nothing of a run
+
+
+class RunsDone(Exception):  # noqa: N818 - nothing went wrong
+    """All runs of an experiment are there, and no more was wanted."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What an experiment is told; a worker makes a lab of its own of it."""
+
+    runs: Path
+    backbone: str | None = None  # None: the embedded default
+    data: Path | None = None  # a folder of benchmark files; None: from the Hub
+    rows: int | None = 16_000  # of training, of each task, at most
+    seeds: int = 3
+    epochs: int | None = None  # at most
+    trials: int | None = None  # of each method and task, at most
+    tasks: tuple[str, ...] = ()  # of the experiment's own, if not all
+    configurations: int = 200  # of the search without a backbone
+    workers: int = 1  # processes that share the device
+    full: bool = False  # the paper's grid
+    runs_only: bool = False  # no tables: the same command without it makes them of these runs
+    pooling: Pooling | None = None  # None: the backbone's habit
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run. Without a method it is the search for the best model without a backbone."""
+
+    task: str
+    method: Method | None
+    settings: Settings
+
+    @property
+    def label(self) -> str:
+        if self.method is None:
+            return f"{self.task}.{AUTOML}.seed{self.settings.seed}"
+        return name_of(self.task, self.method, self.settings)
+
+
+class Lab:
+    """A backbone, tasks, and the runs of them that have ended."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self._tasks: dict[str, Task] = {}
+        self._hashes: dict[str, str] = {}
+
+    @cached_property
+    def backbone(self) -> Backbone:
+        import torch
+
+        return load_backbone(self.setup.backbone, dtype=torch.float32)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return fingerprint(self.backbone.model).sha256
+
+    def task(self, name: str) -> Task:
+        """A task's rows, at most as many as the setup has."""
+        if name not in self._tasks:
+            self._tasks[name] = load(name, self.setup.data, self.setup.rows)
+            rows = {split: content_hash(table) for split, table in self._tasks[name].splits.items()}
+            self._hashes[name] = hashlib.sha256(json.dumps([rows, self._tasks[name].metrics]).encode()).hexdigest()
+        return self._tasks[name]
+
+    def forget(self, name: str) -> None:
+        """Let go of a task's rows."""
+        self._tasks.pop(name, None)
+
+    def chosen(self, names: Sequence[str]) -> list[str]:
+        """The tasks of an experiment: those that were asked for, if any were."""
+        unknown = [name for name in self.setup.tasks if name not in names]
+        if unknown:
+            raise GraftError(f"task {unknown[0]!r} is not in this experiment: use {', '.join(names)}.")
+        return [name for name in names if not self.setup.tasks or name in self.setup.tasks]
+
+    # -- runs
+
+    def path(self, job: Job) -> Path:
+        """Where what came of a run lies. Rows, backbone, method, settings or version changed: another file."""
+        self.task(job.task)
+        settings = {key: value for key, value in job.settings.to_json().items() if key not in STILL}
+        method = [AUTOML, self.setup.configurations] if job.method is None else [job.method.to_json(), self.fingerprint]
+        about = json.dumps([self._hashes[job.task], method, settings, __version__], sort_keys=True)
+        return self.setup.runs / f"{job.label}.{hashlib.sha256(about.encode()).hexdigest()[:10]}.json"
+
+    def known(self, job: Job) -> Record | None:
+        path = self.path(job)
+        try:
+            found: Record | None = json.loads(path.read_bytes()) if path.exists() else None
+        except ValueError as error:
+            raise GraftError(f"{path} does not say what came of a run: delete it to do the run again.") from error
+        return found
+
+    def keep(self, job: Job, record: Record) -> None:
+        write_json(self.path(job), record)
+
+    def once(self, name: str, about: Any, make: Callable[[], Record]) -> Record:
+        """What `make` gave when it was called for the first time, for all that decided it."""
+        key = hashlib.sha256(json.dumps([about, self.fingerprint, __version__]).encode()).hexdigest()[:10]
+        path = self.setup.runs / f"{name}.{key}.json"
+        if not path.exists():
+            write_json(path, {**make(), "where": where()})
+        found: Record = json.loads(path.read_bytes())
+        return found
+
+    def run(self, jobs: Iterable[Job]) -> dict[Job, Record]:
+        """What came of each job; those that have not ended are run, side by side where they fit into one pass."""
+        wanted = list(dict.fromkeys(jobs))
+        left = [job for job in wanted if self.known(job) is None]
+        say(f"{len(wanted)} runs, {len(left)} of them to do")
+        together, alone = units_of(self, left)
+        for unit in together:
+            do(self, unit)
+        share_out(self, alone)
+        found = {job: self.known(job) for job in wanted}
+        return {job: record for job, record in found.items() if record is not None}
+
+    def settings(self, rate: float | None, epochs: int | None, seed: int, **changes: Any) -> Settings:
+        """Those of the paper: batches of 32, 10 % warm-up, no running mean of weights, no early end."""
+        if epochs is not None and self.setup.epochs is not None:
+            epochs = min(epochs, self.setup.epochs)
+        fixed: dict[str, Any] = {"batch_size": 32, "average": 0.0, "patience": 1000, **changes}
+        return Settings(learning_rate=rate, epochs=epochs, seed=seed, **fixed)
+
+
+def write_json(path: Path, record: Record) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(".draft")
+    draft.write_text(json.dumps(record), encoding="utf-8")
+    draft.replace(path)
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def where() -> dict[str, str]:
+    """What a run ran on."""
+    import torch
+    import transformers
+
+    return {
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {platform.machine()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+
+
+# -- units of work
+
+
+def units_of(lab: Lab, jobs: Sequence[Job]) -> tuple[list[list[Job]], list[Job]]:
+    """Grafts that agree on the backbone's dropout, which share passes; and whatever goes alone, the longest first."""
+    together: dict[bool, list[Job]] = {}
+    alone: list[Job] = []
+    for job in sorted(jobs, key=lambda job: steps_of(lab, job), reverse=True):
+        if job.method is None or job.method.trains_backbone:
+            alone.append(job)
+        else:
+            together.setdefault(job.method.backbone_dropout, []).append(job)
+    return list(together.values()), alone
+
+
+def steps_of(lab: Lab, job: Job) -> int:
+    rows = int(lab.task(job.task).split("train").num_rows)
+    return -(-rows // job.settings.batch_size) * (job.settings.epochs or 1)
+
+
+def share_out(lab: Lab, jobs: Sequence[Job]) -> None:
+    """Do jobs that go alone one after the other here, or in processes that share the device."""
+    if lab.setup.workers == 1 or len(jobs) < 2:
+        for job in jobs:
+            do(lab, [job])
+        return
+    workers = min(lab.setup.workers, len(jobs))
+    with ProcessPoolExecutor(workers, get_context("spawn"), begin, (lab.setup,)) as pool:
+        waiting = [pool.submit(do_there, job) for job in jobs]
+        try:
+            for each in as_completed(waiting):
+                each.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+THERE: list[Lab] = []  # in a worker: its lab
+
+
+def begin(setup: Setup) -> None:
+    THERE.append(Lab(setup))
+
+
+def do_there(job: Job) -> None:
+    do(THERE[0], [job])
+
+
+def do(lab: Lab, unit: Sequence[Job]) -> None:
+    """Run some jobs and keep what came of each as soon as it has ended."""
+    start = time.perf_counter()
+
+    def ended(job: Job, record: Record) -> None:
+        # With whom it shared passes, and how long after they began it ended.
+        record["passes"] = {"first": unit[0].label, "runs": len(unit), "seconds": time.perf_counter() - start}
+        lab.keep(job, {**about(job), **record, "where": where()})
+        score = "failed" if record["error"] else f"{record['test']:.4f}"
+        say(f"  {job.label}: {score} after {record['passes']['seconds']:.0f} s")
+
+    first = unit[0]
+    if first.method is None:
+        ended(first, searched(lab, first))
+    elif first.method.trains_backbone:
+        try:
+            run = fit(lab.backbone, lab.task(first.task), first.method, settings=first.settings, progress=False)
+        except Diverged as error:
+            ended(first, failed(error))
+        else:
+            ended(first, outcome(lab.task(first.task), run))
+    else:
+        many(lab, unit, ended)
+
+
+def many(lab: Lab, unit: Sequence[Job], ended: Callable[[Job, Record], None]) -> None:
+    by_name = {job.label: job for job in unit}
+    fit_many(
+        lab.backbone,
+        [Trial(name, lab.task(job.task), method_of(job), job.settings) for name, job in by_name.items()],
+        progress=False,
+        on_run=lambda trial, run: ended(by_name[trial.name], outcome(trial.task, run)),
+        on_failure=lambda trial, error: ended(by_name[trial.name], failed(error)),
+    )
+
+
+def method_of(job: Job) -> Method:
+    assert job.method is not None
+    return job.method
+
+
+# -- records
+
+
+def about(job: Job) -> Record:
+    """Which run it is."""
+    method = AUTOML if job.method is None else job.method.to_json()
+    settings = job.settings
+    return {
+        "name": job.label,
+        "task": job.task,
+        "method": method,
+        "rate": settings.learning_rate,
+        "epochs": settings.epochs,
+        "seed": settings.seed,
+    }
+
+
+def outcome(task: Task, run: Run) -> Record:
+    """What came of it, its answers to the test rows among it."""
+    return {
+        "validation": score_of(task.metrics, run.validation),
+        "test": score_of(task.metrics, run.test),
+        "metrics": {"validation": run.validation, "test": run.test},
+        "trained": run.trained,
+        "total": run.total,
+        "steps": run.steps,
+        "seconds": run.seconds,
+        "epoch": run.epoch,
+        "error": None,
+        "answers": run.answers,
+    }
+
+
+def searched(lab: Lab, job: Job) -> Record:
+    from taskgraft.training.automl import automl
+
+    task = lab.task(job.task)
+    found = automl(task, configurations=lab.setup.configurations, seed=job.settings.seed)
+    return {
+        "validation": score_of(task.metrics, found.validation),
+        "test": score_of(task.metrics, found.test),
+        "metrics": {"validation": found.validation, "test": found.test},
+        "trained": None,
+        "total": None,
+        "steps": None,
+        "seconds": found.seconds,
+        "epoch": None,
+        "error": None,
+        "answers": [],
+        "winner": found.winner,
+    }
+
+
+def failed(error: GraftError) -> Record:
+    nothing = ("validation", "test", "metrics", "trained", "total", "steps", "seconds", "epoch")
+    return {**dict.fromkeys(nothing), "error": str(error), "answers": []}

@@ -1,0 +1,124 @@
+"""What an experiment leaves: results.json with every run, table.md, figures, answers.json.gz, environment.json."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from taskgraft import __version__
+from taskgraft.experiments.lab import Lab, Record
+from taskgraft.reports.bootstrap import Interval
+from taskgraft.reports.tables import count_text, markdown_table
+from taskgraft.reports.tradeoff import DPI
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+APART = ("answers", "where")  # of a record: kept in files of their own
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """An experiment's result. `sections` are Markdown, one after the other; `answered` are runs whose answers count."""
+
+    title: str
+    sections: Sequence[str]
+    found: Mapping[str, Any]
+    runs: Sequence[Record]
+    answered: Sequence[Record] = ()
+    figures: Mapping[str, Figure] = field(default_factory=dict)
+
+
+def write(report: Report, lab: Lab, tasks: Sequence[str], folder: Path) -> dict[str, Path]:
+    """Write everything; gives the files by what they are."""
+    folder.mkdir(parents=True, exist_ok=True)
+    record = {"title": report.title, **report.found, "runs": [without_answers(run) for run in report.runs]}
+    contents = {
+        "results.json": json.dumps(record, indent=1).encode(),
+        "table.md": "\n".join([f"# {report.title}\n", *report.sections, data_section(lab, tasks)]).encode(),
+        "environment.json": json.dumps(environment(lab, tasks, report.runs), indent=1).encode(),
+    }
+    if report.answered:
+        answers = json.dumps({run["name"]: run["answers"] for run in report.answered}).encode()
+        contents["answers.json.gz"] = gzip.compress(answers, mtime=0)
+    files = {name: folder / name for name in contents}
+    for name, content in contents.items():
+        files[name].write_bytes(content)
+    for name, figure in report.figures.items():
+        files[name] = folder / f"{name}.png"
+        figure.savefig(files[name], dpi=DPI)
+    return files
+
+
+def without_answers(run: Record) -> Record:
+    return {key: value for key, value in run.items() if key not in APART}
+
+
+# -- words
+
+
+def points(score: float | None, error: float | None = None) -> str:
+    """A score of 0 to 1 in points of 100."""
+    if score is None:
+        return "-"
+    return f"{100 * score:.1f}" if error is None else f"{100 * score:.1f} ± {100 * error:.1f}"
+
+
+def signed(interval: Interval) -> str:
+    """A difference in points, with its 95 % interval."""
+    return f"{100 * interval.mean:+.2f} ({100 * interval.low:+.2f} to {100 * interval.high:+.2f})"
+
+
+def share(trained: float | None, total: int) -> str:
+    return "-" if trained is None else f"{100 * trained / total:.2f} %"
+
+
+def about(lab: Lab, seeds: bool = True) -> str:
+    """The sentence that every table has: on what, with how much, chosen how."""
+    setup = lab.setup
+    rows = "all training rows" if setup.rows is None else f"at most {setup.rows:,} training rows of each task"
+    drawn = f"; mean of {setup.seeds} seeds" if seeds else ""
+    return (
+        f"Backbone {lab.backbone.name} ({count_text(parameters(lab))} parameters), {rows}{drawn}. Settings chosen on "
+        "rows held out of train; scores on rows that chose nothing, in points of 100. Not the paper's models or data: "
+        "not its figures.\n"
+    )
+
+
+def parameters(lab: Lab) -> int:
+    return sum(weight.numel() for weight in lab.backbone.model.parameters())
+
+
+def data_section(lab: Lab, tasks: Sequence[str]) -> str:
+    """The rows of each task, and what was done to them."""
+    header = ["task", "metric", "train", "validation", "test", "notes"]
+    body = []
+    for name in tasks:
+        task = lab.task(name)
+        sizes = [f"{task.splits[split].num_rows:,}" for split in ("train", "validation", "test")]
+        body.append([name, " and ".join(task.metrics), *sizes, " ".join(task.notes)])
+    return f"## The data\n\n{markdown_table(header, body)}"
+
+
+# -- where it ran
+
+
+def environment(lab: Lab, tasks: Sequence[str], runs: Sequence[Record]) -> dict[str, Any]:
+    setup = lab.setup
+    places = {json.dumps(run["where"]): run["where"] for run in runs}
+    return {
+        "taskgraft": __version__,
+        "where": list(places.values()),  # the runs were done; most often one place
+        "backbone": {"name": lab.backbone.name, "sha256": lab.fingerprint, "parameters": parameters(lab)},
+        "setup": {
+            "rows": setup.rows, "seeds": setup.seeds, "epochs": setup.epochs, "trials": setup.trials,
+            "workers": setup.workers, "full": setup.full, "pooling": setup.pooling,
+        },
+        "tasks": {name: lab.task(name).to_json() for name in tasks},
+        "written": datetime.now(UTC).isoformat(timespec="seconds"),
+    }  # fmt: skip

@@ -1,0 +1,153 @@
+"""A study: for each task and arm some settings on one seed, the best by validation, then that one on further seeds."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+from taskgraft.errors import GraftError
+from taskgraft.experiments.lab import Job, Lab, Record, RunsDone
+from taskgraft.methods import Method
+from taskgraft.reports.bootstrap import Answers, Drawn, Interval, between, drawn
+from taskgraft.training.settings import Settings
+
+
+@dataclass(frozen=True)
+class Option:
+    """A setting that an arm may choose."""
+
+    method: Method | None  # None: a search without a backbone
+    rate: float | None = None
+    epochs: int | None = None
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One line of a table: a way to learn a task, and what it may choose from for each."""
+
+    name: str
+    options: tuple[Option, ...]
+
+
+def options(methods: Sequence[Method], rates: Sequence[float], epochs: Sequence[int]) -> tuple[Option, ...]:
+    return tuple(Option(*each) for each in product(methods, rates, epochs))
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """What an arm came to on a task: the option that validation chose, and its runs, one a seed."""
+
+    arm: str
+    task: str
+    option: Option
+    runs: list[Record]
+    tried: list[Record]  # every option on the first seed
+
+    @property
+    def score(self) -> float:
+        return statistics.fmean(run["test"] for run in self.runs)
+
+    @property
+    def error(self) -> float | None:
+        """The standard error of the mean over seeds."""
+        scores = [run["test"] for run in self.runs]
+        return statistics.stdev(scores) / math.sqrt(len(scores)) if len(scores) > 1 else None
+
+    @property
+    def trained(self) -> int | None:
+        found: int | None = self.runs[0]["trained"]
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        method = None if self.option.method is None else self.option.method.to_json()
+        return {
+            "arm": self.arm,
+            "task": self.task,
+            "score": self.score,
+            "standard_error": self.error,
+            "trained": self.trained,
+            "method": method,
+            "rate": self.option.rate,
+            "epochs": self.option.epochs,
+            "runs": [run["name"] for run in self.runs],
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Study:
+    tasks: list[str]
+    arms: list[str]
+    cells: dict[tuple[str, str], Cell]  # by arm and task
+    records: list[Record]
+    lab: Lab
+    _drawn: dict[tuple[str, str], Drawn] = field(default_factory=dict)
+
+    def cell(self, arm: str, task: str) -> Cell:
+        return self.cells[arm, task]
+
+    def row(self, arm: str) -> list[Cell]:
+        return [self.cells[arm, task] for task in self.tasks]
+
+    def average(self, arm: str) -> float:
+        return statistics.fmean(cell.score for cell in self.row(arm))
+
+    def trained(self, arm: str) -> float | None:
+        """Mean over tasks."""
+        found = [cell.trained for cell in self.row(arm)]
+        return statistics.fmean(n for n in found if n is not None) if None not in found else None
+
+    def difference(self, one: str, other: str, tasks: Sequence[str] | None = None) -> Interval:
+        """The first arm's score less the second's, mean over tasks, with its interval over rows and seeds."""
+        names = self.tasks if tasks is None else tasks
+        return between([self.drawn(one, task) for task in names], [self.drawn(other, task) for task in names])
+
+    def drawn(self, arm: str, task: str) -> Drawn:
+        if (arm, task) not in self._drawn:
+            self._drawn[arm, task] = drawn(self.answers(arm, task), self.tasks.index(task))
+        return self._drawn[arm, task]
+
+    def answers(self, arm: str, name: str) -> Answers:
+        task = self.lab.task(name)
+        right = task.split("test")["label"].to_pylist()
+        return Answers(
+            task.kind, task.labels, task.metrics, right, [run["answers"] for run in self.cell(arm, name).runs]
+        )
+
+
+def study(lab: Lab, tasks: Sequence[str], arms: Sequence[Arm]) -> Study:
+    """Run it. All arms' first seeds go into the same passes, then all winners' further seeds."""
+    seeds = range(lab.setup.seeds)
+    most = lab.setup.trials
+    kept = {arm.name: arm.options[:most] for arm in arms}
+
+    def job(task: str, option: Option, seed: int) -> Job:
+        return Job(task, option.method, settings_of(lab, option, seed))
+
+    first = lab.run(job(task, option, 0) for task in tasks for arm in arms for option in kept[arm.name])
+    winners: dict[tuple[str, str], Option] = {}
+    for task, arm in product(tasks, arms):
+        tried = [(first[job(task, option, 0)], option) for option in kept[arm.name]]
+        ended = [(record["validation"], option) for record, option in tried if record["error"] is None]
+        if not ended:
+            raise GraftError(f"no run of {arm.name!r} on {task!r} ended: {tried[0][0]['error']}")
+        winners[arm.name, task] = max(ended, key=lambda pair: pair[0])[1]
+    rest = lab.run(job(task, option, seed) for (_, task), option in winners.items() for seed in seeds)
+    if lab.setup.runs_only:
+        raise RunsDone
+    cells = {}
+    for (arm_name, task), option in winners.items():
+        runs = [rest[job(task, option, seed)] for seed in seeds]
+        if broken := [run for run in runs if run["error"] is not None]:
+            raise GraftError(f"run {broken[0]['name']} failed on a further seed: {broken[0]['error']}")
+        tried_here = [first[job(task, other, 0)] for other in kept[arm_name]]
+        cells[arm_name, task] = Cell(arm_name, task, option, runs, tried_here)
+    records = list({record["name"]: record for record in (*first.values(), *rest.values())}.values())
+    return Study(list(tasks), [arm.name for arm in arms], cells, records, lab)
+
+
+def settings_of(lab: Lab, option: Option, seed: int) -> Settings:
+    return lab.settings(option.rate, option.epochs, seed)

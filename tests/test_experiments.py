@@ -1,0 +1,345 @@
+"""The experiments from a shell, small: made-up files in the layout of the real ones, a tiny backbone, one epoch."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import taskgraft as tg
+from taskgraft.errors import Diverged, GraftError
+from taskgraft.experiments import arms, glue, lab, span_ablation, study
+from taskgraft.experiments.data import CLASSIFICATION, GLUE, capped, load
+from taskgraft.experiments.lab import Job, Lab, Setup
+from taskgraft.experiments.names import EXPERIMENTS
+from taskgraft.experiments.study import Arm, Option
+from taskgraft.tasks.benchmarks import BENCHMARKS, benchmark_named
+from test_cli import Done, taskgraft, well
+
+import tiny
+
+SMALL = ["--rows", "40", "--seeds", "2", "--trials", "1", "--epochs", "1", "--configurations", "3"]
+TASKS = {
+    "glue": "cola,stsb,qqp",
+    "tradeoff": "cola,rte",
+    "dropout": "cola,rte",
+    "stream": "rte,sms_spam",
+    "classification": "sms_spam,crowdflower_airline",
+    "variants": "rte",
+}
+
+
+def write_set(folder: Path, name: str, rows: dict[str, int]) -> None:
+    """A benchmark's files, of texts whose label can be read off a word or two."""
+    benchmark = benchmark_named(name)
+    assert benchmark is not None
+    draw = random.Random(name)
+    for part, count in rows.items():
+        columns: dict[str, list[Any]] = {column: [] for column in benchmark.columns}
+        for n in range(count):
+            label: Any = draw.randrange(len(benchmark.labels)) if benchmark.labels else draw.random() * 5
+            word = tiny.NUMBERS[int(label) % 10]
+            for column in benchmark.columns[:-1]:
+                columns[column].append(f"{tiny.sentence(draw, [word])} {part} {n}")
+            columns["label"].append(label)
+        path = folder / benchmark.folder / f"{part}.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table(columns), path)
+
+
+def write_squad(folder: Path) -> None:
+    draw = random.Random(0)
+    for part, count in (("train", 1_100), ("validation", 30)):
+        rows = []
+        for n in range(count):
+            before, word = tiny.sentence(draw, []), draw.choice(tiny.GOOD)
+            context = f"{before} {word} {tiny.sentence(draw, [])}"
+            answers = {"text": [word], "answer_start": [len(before) + 1]}
+            rows.append({"id": f"{part}{n}", "question": "what was it", "context": context, "answers": answers})
+        path = folder / BENCHMARKS["squad/squad"].folder / f"{part}.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.Table.from_pylist(rows), path)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    for name in GLUE:
+        benchmark = benchmark_named(name)
+        assert benchmark is not None
+        dev = "validation_matched" if name == "mnli" else "validation"
+        write_set(folder, name, {"train": 1_100 if benchmark.published["train"] >= 10_000 else 80, dev: 30})
+    for name in CLASSIFICATION:
+        benchmark = benchmark_named(name)
+        assert benchmark is not None
+        published = {"train": 80, "test": 30} if benchmark.protocol == "test" else {"all": 100}
+        write_set(folder, name, published)
+    write_squad(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def setup(data: Path, backbone: str, tmp_path_factory: pytest.TempPathFactory) -> Setup:
+    runs = tmp_path_factory.mktemp("runs")
+    return Setup(runs, backbone, data, rows=40, seeds=2, epochs=1, trials=2, pooling="mean")
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("results")
+
+
+@pytest.mark.parametrize("name", list(EXPERIMENTS))
+def test_every_experiment_from_its_data_to_its_table(name: str, data: Path, backbone: str, results: Path) -> None:
+    words = ["reproduce", name, "--data-dir", str(data), "--backbone", backbone, "--out", str(results), *SMALL]
+    done = well(*words, "--json", *(["--tasks", TASKS[name]] if name in TASKS else []))
+    record = json.loads(done.out.splitlines()[-1])
+    folder = results / name
+    files = {path.name for path in folder.iterdir()}
+    assert {"results.json", "table.md", "environment.json"} < files
+    assert any(file.endswith(".png") for file in files)
+    assert record["experiment"] == name and set(record["files"].values()) == {str(folder / file) for file in files}
+    table, found = (folder / "table.md").read_text(), json.loads((folder / "results.json").read_text())
+    assert "Not the paper's models or data" in table and "## The data" in table and "40 of " in table
+    assert found["runs"] and all("answers" not in run for run in found["runs"])
+    environment = json.loads((folder / "environment.json").read_text())
+    assert environment["backbone"]["name"] == backbone and environment["setup"]["rows"] == 40
+    if "answers.json.gz" in files:
+        answers = json.loads(gzip.decompress((folder / "answers.json.gz").read_bytes()))
+        assert set(answers) <= {run["name"] for run in found["runs"]}
+
+
+def test_the_same_command_again_repeats_no_run(data: Path, backbone: str, results: Path) -> None:
+    words = ["reproduce", "dropout", "--data-dir", str(data), "--backbone", backbone, "--out", str(results), *SMALL]
+    well(*words)
+    before = {path: path.stat().st_mtime_ns for path in (results / "runs").glob("*.json")}
+    done = well(*words)
+    assert before == {path: path.stat().st_mtime_ns for path in (results / "runs").glob("*.json")}
+    assert ", 0 of them to do" in done.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nothing"], "the experiment 'nothing' is unknown: use one of glue"),
+        (["glue", "--tasks", "cola,poetry"], "task 'poetry' is not in this experiment"),
+        (["glue", "--rows", "-1"], "Invalid value for '--rows'"),
+        (["glue", "--pooling", "sum"], "pooling='sum' is unknown"),
+    ],
+)
+def test_what_is_refused(words: list[str], said: str, data: Path, backbone: str, tmp_path: Path) -> None:
+    done: Done = taskgraft("reproduce", *words, "--data-dir", str(data), "--backbone", backbone, "--out", str(tmp_path))
+    assert done.code == 2 and said in done.err
+
+
+def test_data_that_is_not_there(backbone: str, tmp_path: Path) -> None:
+    done = taskgraft("reproduce", "glue", "--data-dir", str(tmp_path), "--backbone", backbone, "--out", str(tmp_path))
+    assert done.code == 2 and "cola" in done.err
+
+
+# -- data
+
+
+def test_validation_is_held_out_of_train_and_the_published_validation_rows_are_reported(data: Path) -> None:
+    task = load("rte", data, None)
+    rows = pq.read_table(data / "glue/rte/validation.parquet")
+    assert set(task.split("test")["text"].to_pylist()) == set(rows["sentence1"].to_pylist())
+    assert (len(task.split("train")), len(task.split("validation"))) == (72, 8)
+    assert load("mrpc", data, None).metrics == ("f1",) and load("stsb", data, None).metrics == ("spearman",)
+
+
+def test_rows_are_capped_always_to_the_same(data: Path) -> None:
+    task = load("cola", data, None)
+    some = capped(task, 20)
+    assert some.split("train").equals(capped(task, 20).split("train")) and len(some.split("train")) == 20
+    assert some.split("test") is task.split("test") and some.notes[-1].startswith("20 of 72 training rows")
+    assert capped(task, 72) is task
+
+
+# -- the lab
+
+
+def job(made: Lab, task: str = "rte", method: tg.Method | None = None, seed: int = 0, **changes: Any) -> Job:
+    return Job(task, method or arms.adapter(made, 4), made.settings(1e-3, 1, seed, **changes))
+
+
+def test_a_run_is_known_by_all_that_decides_it(setup: Setup) -> None:
+    made = Lab(setup)
+    paths = {
+        made.path(job(made)),
+        made.path(job(made, seed=1)),
+        made.path(job(made, label_smoothing=0.1)),
+        made.path(job(made, method=arms.adapter(made, 4, dropout=0.1))),
+        made.path(job(made, task="cola")),
+        Lab(replace(setup, rows=30)).path(job(made)),
+        made.path(Job("rte", None, made.settings(None, None, 0))),
+        Lab(replace(setup, configurations=7)).path(Job("rte", None, made.settings(None, None, 0))),
+    }
+    assert len(paths) == 8
+    assert Lab(setup).path(job(made)) == made.path(job(made, checkpoint_seconds=5.0)) == made.path(job(made))
+
+
+def test_a_run_in_company_is_what_it_is_alone(setup: Setup, tmp_path: Path) -> None:
+    """Without dropout, which draws by the company."""
+    still = {"backbone_dropout": False, "head_dropout": 0.0}
+    here, there = Lab(setup), Lab(replace(setup, runs=tmp_path))
+    one = job(here, method=arms.adapter(here, 4, **still))
+    other = job(here, task="cola", method=arms.adapter(here, 8, **still), seed=3)
+    together, alone = here.run([one, other])[one], there.run([one])[one]
+    assert (together["passes"]["runs"], alone["passes"]["runs"]) == (2, 1)
+    assert together["answers"] == alone["answers"] and together["test"] == alone["test"]
+
+
+def test_workers_do_what_one_process_does(setup: Setup, tmp_path: Path) -> None:
+    full = tg.FullFineTuning(pooling="mean", backbone_dropout=False, head_dropout=0.0)
+    here, there = Lab(replace(setup, runs=tmp_path / "a")), Lab(replace(setup, runs=tmp_path / "b", workers=2))
+    jobs = [job(here, method=full, seed=seed) for seed in range(2)]
+    one, two = here.run(jobs), there.run(jobs)
+    assert [one[each]["answers"] for each in jobs] == [two[each]["answers"] for each in jobs]
+
+
+def test_a_broken_record_is_told_of(setup: Setup) -> None:
+    made = Lab(setup)
+    broken = job(made, seed=99)
+    made.path(broken).write_text("{")
+    with pytest.raises(GraftError, match="delete it to do the run again"):
+        made.run([broken])
+
+
+def test_a_failed_run_is_a_record_and_is_not_chosen(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, fit = Lab(setup), lab.fit
+
+    def broken(backbone: Any, task: Any, method: Any, **options: Any) -> Any:
+        if options["settings"].learning_rate == 0.5:
+            raise Diverged("the loss is no longer a number.")
+        return fit(backbone, task, method, **options)
+
+    monkeypatch.setattr(lab, "fit", broken)
+    full = tg.FullFineTuning(pooling="mean")
+    found = study.study(made, ["rte"], [Arm("full", (Option(full, 0.5, 1), Option(full, 1e-4, 1)))])
+    cell = found.cell("full", "rte")
+    assert cell.option.rate == 1e-4 and "no longer a number" in cell.tried[0]["error"]
+    with pytest.raises(GraftError, match="no run of 'full' on 'rte' ended"):
+        study.study(made, ["rte"], [Arm("full", (Option(full, 0.5, 1),))])
+
+
+# -- studies
+
+
+@pytest.fixture
+def told(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> tuple[Lab, list[Job]]:
+    """A lab whose runs come to what their names say: nothing is trained."""
+    made, asked = Lab(setup), list[Job]()
+
+    def run(jobs: Any) -> dict[Job, dict[str, Any]]:
+        found = {}
+        for each in jobs:
+            asked.append(each)
+            rate = each.settings.learning_rate or 0.0
+            right = made.task(each.task).split("test")["label"].to_pylist()
+            found[each] = {
+                "name": each.label, "validation": rate, "test": 1 - rate + each.settings.seed / 100, "error": None,
+                "trained": 10, "answers": right, "passes": {"runs": 1, "seconds": 1.0, "first": each.label},
+            }  # fmt: skip
+        return found
+
+    monkeypatch.setattr(made, "run", run)
+    return made, asked
+
+
+def test_validation_chooses_and_the_further_seeds_are_of_the_winner(told: tuple[Lab, list[Job]]) -> None:
+    made, asked = told
+    method = arms.adapter(made, 4)
+    found = study.study(made, ["rte"], [Arm("a", (Option(method, 0.1, 1), Option(method, 0.3, 1)))])
+    cell = found.cell("a", "rte")
+    assert cell.option.rate == 0.3  # although its test score is the lower one
+    assert cell.score == pytest.approx(0.705) and cell.error == pytest.approx(0.005)
+    assert [(each.settings.learning_rate, each.settings.seed) for each in asked] == [
+        (0.1, 0),
+        (0.3, 0),
+        (0.3, 0),
+        (0.3, 1),
+    ]
+
+
+def test_no_more_trials_than_asked_for(told: tuple[Lab, list[Job]]) -> None:
+    made, asked = told
+    study.study(made, ["rte"], [arms.full(made), arms.adapters(made)])
+    settings = [(each.method, each.settings.learning_rate) for each in asked[:4]]  # two of each, on the first seed
+    assert (
+        len(asked) == 4 + 2 * made.setup.seeds
+        and [m for m, _ in settings] == [settings[0][0]] * 2 + [settings[2][0]] * 2
+    )
+
+
+def test_full_fine_tuning_has_as_many_trials_as_the_others(setup: Setup) -> None:
+    made = Lab(setup)
+    arms_ = [arms.full(made), arms.adapters(made), arms.adapters_of(made, 64, "64"), arms.norms(made), arms.head(made)]
+    assert {len(arm.options) for arm in arms_} == {6}
+
+
+def test_the_papers_grid(setup: Setup) -> None:
+    made = Lab(replace(setup, full=True))
+    assert len(arms.adapters(made).options) == 18
+    sizes = {option.method.size for option in arms.adapters(made).options if isinstance(option.method, tg.Adapter)}
+    assert sizes == {8, 64, 256} and {option.rate for option in arms.adapters(made).options} == {3e-5, 3e-4, 3e-3}
+
+
+def test_claim_a_needs_both_the_score_and_the_size(told: tuple[Lab, list[Job]]) -> None:
+    made, _ = told
+    found = study.study(made, ["rte"], [Arm(arms.FULL, (Option(tg.FullFineTuning(), 0.1, 1),)),
+                                        Arm(arms.ADAPTERS, (Option(arms.adapter(made, 4), 0.1, 1),))])  # fmt: skip
+    close, far = found.difference(arms.ADAPTERS, arms.FULL), replace(found.difference(arms.FULL, arms.FULL), mean=-0.01)
+    assert close.mean == 0.0
+    assert glue.claim_a(made, found, close)["holds"] and not glue.claim_a(made, found, far)["holds"]
+    for cell in found.cells.values():
+        for run in cell.runs:
+            run["trained"] = 10**9
+    assert not glue.claim_a(made, found, close)["holds"]
+
+
+# -- spans
+
+
+def test_a_span_without_its_adapters_is_the_model_without_them(setup: Setup) -> None:
+    made = Lab(setup)
+    task = made.task("rte")
+    graft = tg.train(made.backbone, task, arms.adapter(made, 4), epochs=1)
+    for value in graft.tensors.values():
+        torch.nn.init.normal_(value, std=0.1)
+    layers = arms.layers(made)
+    bare = span_ablation.without(graft, 0, layers - 1)
+    texts, pairs = task.split("test")["text"].to_pylist(), task.split("test")["pair"].to_pylist()
+
+    def said(what: tg.Graft) -> np.ndarray[Any, Any]:
+        return np.array(
+            [list((row.probabilities or {}).values()) for row in tg.predict(made.backbone, what, texts, pairs)]
+        )
+
+    kept = {name: value for name, value in graft.tensors.items() if not name.startswith("encoder.")}
+    norms = replace(graft, method=tg.NormsOnly(pooling="mean"), tensors=kept)
+    assert np.allclose(said(bare), said(norms), atol=1e-6)
+    one = span_ablation.without(graft, 1, 1)
+    assert not np.allclose(said(one), said(graft), atol=1e-3) and not np.allclose(said(one), said(bare), atol=1e-3)
+
+
+def test_the_size_of_a_branch_is_what_it_adds(setup: Setup) -> None:
+    made = Lab(setup)
+    task = made.task("rte")
+    graft = tg.train(made.backbone, task, arms.adapter(made, 4), epochs=1)
+    nothing = span_ablation.without(graft, 0, arms.layers(made) - 1)
+    assert np.allclose(span_ablation.branch_sizes(made, nothing, task), 0)
+    first = {f"encoder.0.attention.{weight}" for weight in ("up", "up_bias")}
+    tensors = {name: 2 * value if name in first else value for name, value in graft.tensors.items()}
+    doubled = replace(graft, tensors=tensors)
+    before, after = (span_ablation.branch_sizes(made, each, task) for each in (graft, doubled))
+    assert after[0][0] == pytest.approx(2 * before[0][0], rel=1e-4) and before[0][0] > 0
