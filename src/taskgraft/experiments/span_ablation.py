@@ -163,8 +163,8 @@ def section(
 
     sentence = (
         f"Whole: {100 * whole:.1f} points. Without the adapters of one layer at most {lost(worst, worst)} is lost "
-        f"(layer {worst}); without those of the lower half {lost(0, half - 1)}, of the upper half {lost(half, end)}, of "
-        f"all {lost(0, end)}: {100 * kept[0, end] * whole:.1f} points are left, and the commonest answer has "
+        f"(layer {worst}); without those of the lower half {lost(0, half - 1)}, of the upper half {lost(half, end)}, "
+        f"of all {lost(0, end)}: {100 * kept[0, end] * whole:.1f} points are left, and the commonest answer has "
         f"{100 * floor:.1f}.\n"
     )
     note = "Cells: percent of the whole score. Branches: the length of what an adapter adds, over that of its input.\n"
