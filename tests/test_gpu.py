@@ -409,6 +409,37 @@ def test_recorded_gradients_under_autocast_and_after_a_step() -> None:
                 parameter.add_(torch.randn_like(parameter), alpha=0.1)
 
 
+def test_a_loss_that_was_not_let_go_does_not_stand_in_the_way_of_a_recording() -> None:
+    """A shape's first call is plain, and what it leaves with autograd belongs to another stream than a recording."""
+    model = small("bert", tg.Adapter(size=8, backbone_dropout=True)).train()
+    graphed, held = tg.Graphed(model), []
+    with torch.autocast("cuda", torch.bfloat16):
+        for length in (5, 6, 7, 5, 6, 7):
+            loss = played(graphed, MIXED, given(model, length=length)).square().sum()
+            loss.backward()
+            held.append(loss)
+    assert len(graphed.recordings) == 3 and graphed.refused is None
+
+
+def test_after_a_recording_that_failed_calls_are_plain_ones() -> None:
+    model = small("bert", tg.Adapter(size=8, backbone_dropout=True)).train()
+    graphed, inputs = tg.Graphed(model), given(model)
+    site = model.encoder.layer[0].output
+    hook = site.register_forward_hook(lambda module, given, output: output * float(output.sum().isfinite()))
+    graphed(MIXED, inputs)
+    with pytest.warns(UserWarning, match="no CUDA graphs for BertModel"):
+        graphed(MIXED, inputs).logits.nansum().backward()
+    hook.remove()
+    torch.manual_seed(3)
+    found = played(graphed, MIXED, inputs)
+    torch.manual_seed(3)
+    assert graphed.refused and torch.equal(found, plain(model, MIXED, inputs))
+    other = tg.Graphed(model)
+    for _ in range(3):
+        played(other, MIXED, inputs).sum().backward()
+    assert other.recordings
+
+
 SENTENCE = "called again before the backward pass of its last output"
 
 

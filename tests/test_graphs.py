@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import taskgraft as tg
-from taskgraft.backbones.graphs import call, recorded
+from taskgraft.backbones.graphs import call, recorded, stand_ins
 from taskgraft.nn.rows import Draft, Route
 
 from families import SAMPLES, batch, build, perturb
@@ -236,3 +236,28 @@ def test_a_batch_norm_is_never_recorded() -> None:
     assert model.taskgraft.has_batch_norm(draft(model, "a").kinds)
     assert not plain.taskgraft.has_batch_norm(draft(plain, "a").kinds)
     assert not model.taskgraft.has_batch_norm(draft(model, None).kinds)
+
+
+def test_stand_ins_are_of_the_same_memory_and_leave_no_trace() -> None:
+    model = grafted()
+    own = tg.trainable(model)
+    before = {name: id(value) for name, value in own.items()}
+    inputs = batch(model, 2)
+    held = by_rows(model, ["a", "b"], inputs).logits[:, :2].sum()  # a graph that ties the parameters down
+    with stand_ins(model, own) as made:
+        others = tg.trainable(model)
+        assert all(others[name] is made[name] and made[name] is not value for name, value in own.items())
+        assert all(made[name].data_ptr() == value.data_ptr() for name, value in own.items())
+        loss = by_rows(model, ["a", "b"], inputs).logits[:, :2].sum()
+        found = torch.autograd.grad(loss, list(made.values()), allow_unused=True)
+    assert {name: id(value) for name, value in tg.trainable(model).items()} == before
+    wanted = torch.autograd.grad(held, list(own.values()), allow_unused=True)
+    assert all((a is None and b is None) or torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+def test_stand_ins_are_taken_out_again_after_an_error() -> None:
+    model = grafted()
+    own = tg.trainable(model)
+    with pytest.raises(RuntimeError), stand_ins(model, own):
+        raise RuntimeError
+    assert all(value is own[name] for name, value in tg.trainable(model).items())

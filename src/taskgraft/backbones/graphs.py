@@ -177,13 +177,17 @@ class Recording:
         call = Call(graphed.model, lambda: draft.route(self.index), options)
         state = torch.cuda.get_rng_state()
         try:
-            self._record(call)
+            with stand_ins(graphed.model, graphed.parameters) as parameters:
+                self._record(call, parameters)
+        except RuntimeError:
+            leave_recording()
+            raise
         finally:
             torch.cuda.set_rng_state(state)  # what dropout draws next does not depend on when a shape was recorded
 
-    def _record(self, call: Call) -> None:
+    def _record(self, call: Call, parameters: dict[str, Tensor]) -> None:
         graphed = self.graphed
-        self.reached = self._warm_up(call)
+        self.reached = self._warm_up(call, parameters)
         self.forward, self.backward = torch.cuda.CUDAGraph(), None
         with recording(self.forward, graphed):
             output = call(self.inputs)
@@ -197,17 +201,18 @@ class Recording:
             self.backward = torch.cuda.CUDAGraph()
             gradients = graphed.gradients(self.reached)
             with recording(self.backward, graphed):
-                self._add_gradients(gradients)
+                results = [self.results[name] for name in self.learns]
+                found = torch.autograd.grad(results, [parameters[name] for name in self.reached], self.received)
+                torch._foreach_add_([gradients[name] for name in self.reached], list(found))
         self.results = {name: value.detach() for name, value in self.results.items()}
         self.start = next(iter(self.results.values())).new_zeros((), requires_grad=True) if self.learns else None
 
-    def _warm_up(self, call: Call) -> list[str]:
+    def _warm_up(self, call: Call, parameters: dict[str, Tensor]) -> list[str]:
         """Once on a stream of its own: kernels are compiled and workspaces made, which cannot be recorded.
 
         The parameters that a backward pass reaches.
         """
         reached: list[str] = []
-        parameters = self.graphed.parameters
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -219,11 +224,6 @@ class Recording:
                 reached = [name for name, value in zip(parameters, found, strict=True) if value is not None]
         torch.cuda.current_stream().wait_stream(stream)
         return reached
-
-    def _add_gradients(self, gradients: dict[str, Tensor]) -> None:
-        results = [self.results[name] for name in self.learns]
-        found = torch.autograd.grad(results, [self.graphed.parameters[name] for name in self.reached], self.received)
-        torch._foreach_add_([gradients[name] for name in self.reached], list(found))
 
     def play(self, inputs: dict[str, Tensor], draft: Draft) -> Any:
         for name, value in self.inputs.items():
@@ -263,6 +263,36 @@ class Played(torch.autograd.Function):
     def backward(ctx: Any, *received: Tensor | None) -> tuple[None, None, None]:
         ctx.recording.play_backward(ctx.token, received)
         return None, None, None
+
+
+@contextmanager
+def stand_ins(model: Any, parameters: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+    """Parameters of the same memory in the place of a model's own, for the length of a `with` block.
+
+    While anything holds the autograd graph of a call, even a loss that was not let go, a parameter's part in it is tied
+    to the stream of that call; a recording on another stream would have to wait for it, which it cannot.
+    """
+    made = {id(value): torch.nn.Parameter(value.detach()) for value in parameters.values()}
+    places = [
+        (module._parameters, name, value)
+        for module in model.modules()
+        for name, value in module._parameters.items()
+        if id(value) in made
+    ]
+    for table, name, value in places:
+        table[name] = made[id(value)]
+    try:
+        yield {name: made[id(value)] for name, value in parameters.items()}
+    finally:
+        for table, name, value in places:
+            table[name] = value
+
+
+def leave_recording() -> None:
+    """After a recording that failed: the random generator still thinks that it is part of one."""
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    fresh = torch.Generator(generator.device)
+    generator.graphsafe_set_state(fresh.graphsafe_get_state())
 
 
 def recording(graph: torch.cuda.CUDAGraph, graphed: Graphed) -> Any:

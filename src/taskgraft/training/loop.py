@@ -189,6 +189,7 @@ class Loop:
                 losses = losses_of(self.model, some, self.device, self.bf16)
                 losses.sum().backward()  # type: ignore[no-untyped-call]
                 found.append(losses.detach())
+                del losses  # and its graph, before the next pass
                 order += [batch.lane for batch in some]
         totals = [np.float32(0)] * len(groups)
         with np.errstate(all="ignore"):  # a loss may overflow
