@@ -169,7 +169,7 @@ def test_rows_are_capped_always_to_the_same(data: Path) -> None:
 
 
 def job(made: Lab, task: str = "rte", method: tg.Method | None = None, seed: int = 0, **changes: Any) -> Job:
-    return Job(task, method or arms.adapter(made, 4), made.settings(1e-3, 1, seed, **changes))
+    return Job(task, method or arms.adapter(made, 4), made.settings(task, 1e-3, 1, seed, **changes))
 
 
 def test_a_run_is_known_by_all_that_decides_it(setup: Setup) -> None:
@@ -181,8 +181,8 @@ def test_a_run_is_known_by_all_that_decides_it(setup: Setup) -> None:
         made.path(job(made, method=arms.adapter(made, 4, dropout=0.1))),
         made.path(job(made, task="cola")),
         Lab(replace(setup, rows=30)).path(job(made)),
-        made.path(Job("rte", None, made.settings(None, None, 0))),
-        Lab(replace(setup, configurations=7)).path(Job("rte", None, made.settings(None, None, 0))),
+        made.path(Job("rte", None, made.settings("rte", None, None, 0))),
+        Lab(replace(setup, configurations=7)).path(Job("rte", None, made.settings("rte", None, None, 0))),
     }
     assert len(paths) == 8
     assert Lab(setup).path(job(made)) == made.path(job(made, checkpoint_seconds=5.0)) == made.path(job(made))
@@ -230,6 +230,14 @@ def test_a_failed_run_is_a_record_and_is_not_chosen(setup: Setup, monkeypatch: p
     assert cell.option.rate == 1e-4 and "no longer a number" in cell.tried[0]["error"]
     with pytest.raises(GraftError, match="no run of 'full' on 'rte' ended"):
         study.study(made, ["rte"], [Arm("full", (Option(full, 0.5, 1),))])
+
+
+def test_large_tasks_have_fewer_passes(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Lab(replace(setup, epochs=None))
+    assert made.settings("rte", 1e-3, 15, 0).epochs == 15
+    monkeypatch.setattr(lab, "MOST_STEPS", 4)  # 40 rows, batches of 32
+    assert made.settings("rte", 1e-3, 15, 0).epochs == 3 and made.settings("rte", 1e-3, 2, 0).epochs == 2
+    assert Lab(replace(setup, epochs=None, full=True)).settings("rte", 1e-3, 15, 0).epochs == 15
 
 
 # -- studies

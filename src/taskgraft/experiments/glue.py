@@ -96,12 +96,12 @@ def claim_a(lab: Lab, found: Study, gap: Interval) -> dict[str, Any]:
 
 def alone(lab: Lab, tasks: Sequence[str]) -> dict[str, float]:
     """Seconds of a step of a run that has the device to itself, by task, with its share of an epoch's evaluation."""
-    settings, method = lab.settings(1e-3, 1, 0), arms.adapter(lab)
+    method = arms.adapter(lab)
 
     def measure() -> dict[str, Any]:
         seconds = {}
         for name in tasks:
-            task = lab.task(name)
+            task, settings = lab.task(name), lab.settings(name, 1e-3, 1, 0)
             fit(lab.backbone, small(task), method, settings=settings, progress=False)  # so that all is compiled
             start = time.perf_counter()
             steps = fit(lab.backbone, task, method, settings=settings, progress=False).steps

@@ -35,6 +35,7 @@ from taskgraft.training.settings import Settings
 
 Record = dict[str, Any]
 AUTOML = "automl"
+MOST_STEPS = 4_000
 STILL = ("checkpoint_seconds",)  # settings that change nothing of a run
 
 
@@ -155,10 +156,16 @@ class Lab:
         found = {job: self.known(job) for job in wanted}
         return {job: record for job, record in found.items() if record is not None}
 
-    def settings(self, rate: float | None, epochs: int | None, seed: int, **changes: Any) -> Settings:
-        """Those of the paper: batches of 32, 10 % warm-up, no running mean of weights, no early end."""
-        if epochs is not None and self.setup.epochs is not None:
-            epochs = min(epochs, self.setup.epochs)
+    def settings(self, task: str, rate: float | None, epochs: int | None, seed: int, **changes: Any) -> Settings:
+        """Those of the paper: batches of 32, 10 % warm-up, no running mean of weights, no early end.
+
+        At the default size no run has more than some 4,000 steps: fewer passes over the rows of large tasks.
+        """
+        if epochs is not None:
+            most = (
+                epochs if self.setup.full else max(1, round(MOST_STEPS * 32 / self.task(task).split("train").num_rows))
+            )
+            epochs = min(epochs, most, self.setup.epochs or epochs)
         fixed: dict[str, Any] = {"batch_size": 32, "average": 0.0, "patience": 1000, **changes}
         return Settings(learning_rate=rate, epochs=epochs, seed=seed, **fixed)
 

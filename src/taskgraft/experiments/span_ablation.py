@@ -60,7 +60,7 @@ def measure(lab: Lab, name: str) -> dict[str, Any]:
     """Train adapters of size 64 with each seed; the score without each span, and the size of each layer's branches."""
     task, layers = lab.task(name), arms.layers(lab)
     trials = [
-        Trial(f"{name}.seed{seed}", task, arms.adapter(lab), lab.settings(1e-3, arms.LONG, seed))
+        Trial(f"{name}.seed{seed}", task, arms.adapter(lab), lab.settings(name, 1e-3, arms.LONG, seed))
         for seed in range(lab.setup.seeds)
     ]
     seeds = []

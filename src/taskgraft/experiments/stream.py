@@ -68,7 +68,7 @@ def trained_in_turn(lab: Lab, names: Sequence[str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as place:
         store = Store(Path(place))
         for number, name in enumerate(names, start=1):
-            task, settings = lab.task(name), lab.settings(1e-3, arms.EPOCHS[0], 0)
+            task, settings = lab.task(name), lab.settings(name, 1e-3, arms.EPOCHS[0], 0)
             trained = fit(lab.backbone, task, arms.adapter(lab), settings=settings, progress=False)
             assert trained.graft is not None
             store.put(trained.graft, name)

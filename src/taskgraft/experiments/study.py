@@ -13,7 +13,6 @@ from taskgraft.errors import GraftError
 from taskgraft.experiments.lab import Job, Lab, Record, RunsDone
 from taskgraft.methods import Method
 from taskgraft.reports.bootstrap import Answers, Drawn, Interval, between, drawn
-from taskgraft.training.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -125,7 +124,7 @@ def study(lab: Lab, tasks: Sequence[str], arms: Sequence[Arm]) -> Study:
     kept = {arm.name: arm.options[:most] for arm in arms}
 
     def job(task: str, option: Option, seed: int) -> Job:
-        return Job(task, option.method, settings_of(lab, option, seed))
+        return Job(task, option.method, lab.settings(task, option.rate, option.epochs, seed))
 
     first = lab.run(job(task, option, 0) for task in tasks for arm in arms for option in kept[arm.name])
     winners: dict[tuple[str, str], Option] = {}
@@ -147,7 +146,3 @@ def study(lab: Lab, tasks: Sequence[str], arms: Sequence[Arm]) -> Study:
         cells[arm_name, task] = Cell(arm_name, task, option, runs, tried_here)
     records = list({record["name"]: record for record in (*first.values(), *rest.values())}.values())
     return Study(list(tasks), [arm.name for arm in arms], cells, records, lab)
-
-
-def settings_of(lab: Lab, option: Option, seed: int) -> Settings:
-    return lab.settings(option.rate, option.epochs, seed)

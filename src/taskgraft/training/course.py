@@ -22,8 +22,8 @@ class Course:
 
     `parts` are by task; each part's own name is the one that its task has on the model. `settings` are resolved.
     `places` say where the weights lie, alone or in stacks with those of other runs; `rates` are by slot of the
-    optimiser. `average` is the running mean of the weights; `kept` is its copy at the last epoch whose validation score
-    was within a standard error of the best.
+    optimiser. `kept` is a copy of the running mean of the weights, at the last epoch whose validation score was within
+    a standard error of the best.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Course:
         self.weights = {name: place.of(place.stack) for name, place in places.items()}
         # The running statistics of a batch norm fit the weights of their own step, and no mean of weights.
         self.has_statistics = any(name.endswith(STATE) for name in self.weights)
-        self.average = {name: weight.clone() for name, weight in self.weights.items()}
+        self._mean = {name: weight.clone() for name, weight in self.weights.items()}
         self.kept = {name: weight.clone() for name, weight in self.weights.items()}
         lengths = {name: part.encoded["train"].lengths for name, part in parts.items()}
         batches = math.ceil(sum(map(len, lengths.values())) / settings.batch_size)
@@ -97,9 +97,19 @@ class Course:
         """The weights have taken a step, at this loss."""
         self.steps += 1
         self._losses.append(loss)
-        reach = 1.0 if self.has_statistics else max(1.0, self.settings.average * self.total_steps)
-        share = max(1 / reach, 1 / self.steps)
-        torch._foreach_lerp_(list(self.average.values()), list(self.weights.values()), share)
+        if self.reach > 1:
+            share = max(1 / self.reach, 1 / self.steps)
+            torch._foreach_lerp_(list(self._mean.values()), list(self.weights.values()), share)
+
+    @property
+    def reach(self) -> float:
+        """Over how many steps the running mean reaches back; over one, it is the weights themselves."""
+        return 1.0 if self.has_statistics else max(1.0, self.settings.average * self.total_steps)
+
+    @property
+    def average(self) -> dict[str, Tensor]:
+        """The running mean of the weights."""
+        return self._mean if self.reach > 1 else self.weights
 
     # -- epochs
 
@@ -172,11 +182,15 @@ class Course:
 
     # -- its state, in true sizes: it may be taken up in a wider stack
 
+    def _groups(self) -> list[tuple[str, dict[str, Tensor]]]:
+        mean = [("average", self._mean)] if self.reach > 1 else []
+        return [("weights", self.weights), *mean, ("kept", self.kept)]
+
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         tensors = {
             f"{group}.{name}": corner(value, self.places[name].shape)
-            for group in ("weights", "average", "kept")
-            for name, value in getattr(self, group).items()
+            for group, values in self._groups()
+            for name, value in values.items()
         }
         record = {
             "steps": self.steps,
@@ -190,8 +204,8 @@ class Course:
 
     def restore(self, record: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Go on where `state` was taken."""
-        for group in ("weights", "average", "kept"):
-            for name, value in getattr(self, group).items():
+        for group, values in self._groups():
+            for name, value in values.items():
                 corner(value, self.places[name].shape).copy_(tensors[f"{group}.{name}"])
         self.steps, self.epoch, self.seconds = record["steps"], record["epoch"], record["seconds"]
         self.history, self._losses, self.kept_epoch = record["history"], record["losses"], record["kept_epoch"]
