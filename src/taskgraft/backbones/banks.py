@@ -58,6 +58,19 @@ class Banks:
             plan.append((self._head_kind(method, head), head.width))
         return plan
 
+    def keys(self, method: Method, head: Head | None, company: str) -> list[str]:
+        """Those of the kinds of a plan, which is not made."""
+        keys = []
+        if isinstance(method, HyperFormer):
+            keys.append(hyper_key(method, company))
+        if isinstance(method, Adapter):
+            keys.append(adapter_key(method, self._sites(method.sites, method.layers)))
+        if method.trained_norms != "none":
+            keys.append(norm_key(method.trained_norms))
+        if head is not None:
+            keys.append(head_key(method, head))
+        return keys
+
     def discard_empty(self) -> None:
         """Give back the banks and wrappers that no task needs."""
         for key in [key for key, kind in self.kinds.items() if not kind.slots.of]:
@@ -95,11 +108,10 @@ class Banks:
         return self.backbone.wrappers[path]
 
     def _hyper_kind(self, method: HyperFormer, company: str) -> Kind:
-        chosen = self._sites(method.sites)
-        # What a task's own head reads and how it is regularised is not the hypernetwork's business.
-        key = kind_key("hyper", replace(method, pooling=None, head_dropout=0.0, backbone_dropout=False), company)
+        key = hyper_key(method, company)
         if key in self.kinds:
             return self.kinds[key]
+        chosen = self._sites(method.sites)
         form = form_of(method)
         near = next(self.model.get_submodule(chosen[0].layer_path).parameters())
         device, dtype = near.device, float_dtype(near)
@@ -118,8 +130,7 @@ class Banks:
 
     def _adapter_kind(self, method: Adapter) -> Kind:
         chosen = self._sites(method.sites, method.layers)
-        form = form_of(method)
-        key = kind_key(form.activation, form, [site.name for site in chosen])
+        form, key = form_of(method), adapter_key(method, chosen)
         if key in self.kinds:
             return self.kinds[key]
         kind = self.kinds[key] = Kind(key)
@@ -136,7 +147,7 @@ class Banks:
         return kind
 
     def _norm_kind(self, scope: str) -> Kind:
-        key = f"norms_{scope}"
+        key = norm_key(scope)
         if key in self.kinds:
             return self.kinds[key]
         kind = self.kinds[key] = Kind(key)
@@ -156,12 +167,10 @@ class Banks:
         return kind
 
     def _head_kind(self, method: Method, head: Head) -> Kind:
-        hidden = method.hidden if isinstance(method, HeadOnly) else None
-        group = head.kind if head.per_token else "pooled"
-        pooling = "" if head.per_token else str(method.pooling)
-        key = kind_key(f"{group}{pooling}", hidden, method.head_dropout)
+        key = head_key(method, head)
         if key in self.head_kinds:
             return self.head_kinds[key]
+        hidden, pooling = hidden_of(method), pooling_of(method, head)
         kind = HeadsKind(key, per_token=head.per_token, spans=head.kind == "spans", pooling=pooling)
         last = list(self.model.base_model.parameters())[-1]
         bank = HeadBank(self.width, hidden, method.head_dropout, head.width, last.device, float_dtype(last))
@@ -200,6 +209,36 @@ class Banks:
                     values |= {name: joint[name] for name, weight in bank.weights.items() if weight.shared}
                 weights |= {f"{site}.{name}": value for name, value in values.items()}
         return weights
+
+
+# -- what kinds are called
+
+
+def hyper_key(method: HyperFormer, company: str) -> str:
+    # What a task's own head reads and how it is regularised is not the hypernetwork's business.
+    return kind_key("hyper", replace(method, pooling=None, head_dropout=0.0, backbone_dropout=False), company)
+
+
+def adapter_key(method: Adapter, sites: Sequence[FoundSite]) -> str:
+    form = form_of(method)
+    return kind_key(form.activation, form, [site.name for site in sites])
+
+
+def norm_key(scope: str) -> str:
+    return f"norms_{scope}"
+
+
+def head_key(method: Method, head: Head) -> str:
+    group = head.kind if head.per_token else "pooled"
+    return kind_key(f"{group}{pooling_of(method, head)}", hidden_of(method), method.head_dropout)
+
+
+def hidden_of(method: Method) -> int | None:
+    return method.hidden if isinstance(method, HeadOnly) else None
+
+
+def pooling_of(method: Method, head: Head) -> str:
+    return "" if head.per_token else str(method.pooling)
 
 
 def remember_input(bound: Bound, site: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

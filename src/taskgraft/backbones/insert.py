@@ -219,6 +219,11 @@ class Grafts:
         self.tasks[name] = GraftedTask(method, head, tuple(kind.key for kind, _ in plan), self._numbers, company)
         self.refresh()
 
+    def has_banks(self, method: Method, head: Head | None) -> bool:
+        """Whether a task of this method and head would lie in banks that are there."""
+        keys = self.banks.keys(resolved(method, head, self.backbone), head, "")
+        return all(key in self.kinds for key in keys)
+
     def check(self, name: str, method: Method, head: Head | None, weights: Mapping[str, Tensor]) -> None:
         """Refuse weights with which `add` could not put a task on the model."""
         try:

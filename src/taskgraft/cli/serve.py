@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from taskgraft.serving.guard import Tokens
 
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-SPINS = "2000"  # some 20 microseconds
 DTYPES = ("float32", "bfloat16", "float16")
 NEEDED = "serving needs packages that are not here: pip install 'taskgraft[serve]'."
 
@@ -119,13 +118,7 @@ def serve(
 
 
 def only_the_engine_computes() -> int:
-    """Before torch is loaded: let this thread compute without helpers from now on. How many another thread may have.
-
-    OpenMP's threads wait for each other at every operation. They spin for a moment before they sleep, so that they
-    are there in time, and no longer, so that HTTP has its turn. Once two threads of a process have had helpers,
-    together more than there are cores, they hardly spin at all.
-    """
-    os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
+    """Let this thread compute without helpers from now on. How many there are to run batches."""
     import torch
 
     threads = torch.get_num_threads()

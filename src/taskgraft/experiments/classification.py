@@ -7,10 +7,9 @@ import statistics
 from taskgraft.experiments import arms
 from taskgraft.experiments.data import CLASSIFICATION
 from taskgraft.experiments.lab import Lab
-from taskgraft.experiments.report import Report, about, parameters, points, share, signed
-from taskgraft.experiments.study import Arm, Option, Study, options, study
+from taskgraft.experiments.report import Report, of_study, parameters, points, share, signed
+from taskgraft.experiments.study import ALL, Arm, Differences, Option, Study, options, study
 from taskgraft.methods import FullFineTuning, TopLayers
-from taskgraft.reports.bootstrap import Interval
 from taskgraft.reports.experiments import differences_figure
 from taskgraft.reports.tables import count_text, markdown_table
 
@@ -23,24 +22,10 @@ TOP = (1, 2, 3, 5, 7, 9, 11, 12)
 def run(lab: Lab) -> Report:
     tasks = lab.chosen(TASKS)
     found = study(lab, tasks, [Arm(AUTOML, (Option(None),)), *lines(lab)])
-    against = {
-        arm: {"all": found.difference(arm, arms.FULL), **{t: found.difference(arm, arms.FULL, [t]) for t in tasks}}
-        for arm in (VARIABLE, arms.ADAPTERS)
-    }
-    gap = against[arms.ADAPTERS]["all"]
-    return Report(
-        f"Classification tasks on {lab.backbone.name}",
-        [about(lab), table(lab, found, against)],
-        {
-            "cells": [cell.to_json() for cell in found.cells.values()],
-            "differences": {a: {task: each.to_json() for task, each in row.items()} for a, row in against.items()},
-            "adapters_less_full": gap.to_json(),
-        },
-        found.records,
-        [run for cell in found.cells.values() for run in cell.runs],
-        {"classification": differences_figure(against, tasks, "points above full fine-tuning",
-                                              f"Classification, {lab.backbone.name}")},
-    )  # fmt: skip
+    against = found.against(arms.FULL, [VARIABLE, arms.ADAPTERS])
+    title = "Classification tasks"
+    figure = differences_figure(against, tasks, "points above full fine-tuning", f"{title}, {lab.backbone.name}")
+    return of_study(found, title, [table(lab, found, against)], {"classification": figure}, against)
 
 
 def lines(lab: Lab) -> list[Arm]:
@@ -58,7 +43,7 @@ def lines(lab: Lab) -> list[Arm]:
     return [arms.full(lab), Arm(VARIABLE, options(tops, (1e-4, 3e-4), (10,))), arms.adapters(lab)]
 
 
-def table(lab: Lab, found: Study, against: dict[str, dict[str, Interval]]) -> str:
+def table(lab: Lab, found: Study, against: Differences) -> str:
     total = parameters(lab)
     body = []
     for task in found.tasks:
@@ -68,7 +53,7 @@ def table(lab: Lab, found: Study, against: dict[str, dict[str, Interval]]) -> st
     spread = [statistics.fmean(cell.error or 0.0 for cell in row) for row in means]
     body.append(["average", *(points(found.average(arm), e) for arm, e in zip(found.arms, spread, strict=True))])
     body.append(
-        ["less full fine-tuning", *(signed(against[arm]["all"]) if arm in against else "-" for arm in found.arms)]
+        ["less full fine-tuning", *(signed(against[arm][ALL]) if arm in against else "-" for arm in found.arms)]
     )
     trained = [found.trained(arm) for arm in found.arms]
     body.append(["trained per task", *(share(mean, total) for mean in trained)])

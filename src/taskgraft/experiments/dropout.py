@@ -5,8 +5,8 @@ from __future__ import annotations
 from taskgraft.experiments import arms
 from taskgraft.experiments.data import GLUE
 from taskgraft.experiments.lab import Lab
-from taskgraft.experiments.report import Report, about, points, signed
-from taskgraft.experiments.study import Arm, options, study
+from taskgraft.experiments.report import Report, of_study, points, signed
+from taskgraft.experiments.study import ALL, Arm, options, study
 from taskgraft.reports.experiments import differences_figure
 from taskgraft.reports.tables import markdown_table
 
@@ -24,20 +24,9 @@ def run(lab: Lab) -> Report:
         BRANCH: arms.adapter(lab, backbone_dropout=False, head_dropout=0.0, dropout=0.1),
     }
     found = study(lab, tasks, [Arm(name, options([method], rates, epochs)) for name, method in methods.items()])
-    against = {
-        name: {"all": found.difference(name, ON), **{task: found.difference(name, ON, [task]) for task in tasks}}
-        for name in (OFF, BRANCH)
-    }
+    against = found.against(ON)
     body = [[name, *(points(cell.score, cell.error) for cell in found.row(name)), points(found.average(name)),
-             "-" if name == ON else signed(against[name]["all"])] for name in found.arms]  # fmt: skip
-    return Report(
-        f"Dropout in the frozen backbone on {lab.backbone.name}",
-        [about(lab), markdown_table(["dropout", *tasks, "average", "less on"], body)],
-        {
-            "cells": [cell.to_json() for cell in found.cells.values()],
-            "differences": {n: {task: gap.to_json() for task, gap in row.items()} for n, row in against.items()},
-        },
-        found.records,
-        [run for cell in found.cells.values() for run in cell.runs],
-        {"dropout": differences_figure(against, tasks, "points above dropout on", f"Dropout, {lab.backbone.name}")},
-    )
+             "-" if name == ON else signed(against[name][ALL])] for name in found.arms]  # fmt: skip
+    table = markdown_table(["dropout", *tasks, "average", "less on"], body)
+    figure = differences_figure(against, tasks, "points above dropout on", f"Dropout, {lab.backbone.name}")
+    return of_study(found, "Dropout in the frozen backbone", [table], {"dropout": figure}, against)

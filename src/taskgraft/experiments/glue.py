@@ -11,8 +11,8 @@ from typing import Any
 from taskgraft.experiments import arms
 from taskgraft.experiments.data import GLUE
 from taskgraft.experiments.lab import Lab, say
-from taskgraft.experiments.report import Report, about, parameters, points, share, signed
-from taskgraft.experiments.study import Study, study
+from taskgraft.experiments.report import Report, of_study, parameters, points, share, signed
+from taskgraft.experiments.study import ALL, Differences, Study, study
 from taskgraft.reports.bootstrap import Interval
 from taskgraft.reports.experiments import differences_figure
 from taskgraft.reports.tables import count_text, markdown_table, seconds_text
@@ -29,27 +29,13 @@ def run(lab: Lab) -> Report:
              arms.head(lab)]  # fmt: skip
     seconds = alone(lab, tasks)
     found = study(lab, tasks, lines)
-    against = {
-        arm: {"all": found.difference(arm, arms.FULL), **{t: found.difference(arm, arms.FULL, [t]) for t in tasks}}
-        for arm in found.arms[1:]
-    }
+    against = found.against(arms.FULL)
     timing = one_at_a_time(found, seconds)
-    claim = claim_a(lab, found, against[arms.ADAPTERS]["all"])
-    sections = [about(lab), table(lab, found), differences(against), f"## Claim A\n\n{claim['sentence']}\n",
+    claim = claim_a(lab, found, against[arms.ADAPTERS][ALL])
+    sections = [table(lab, found), differences(against), f"## Claim A\n\n{claim['sentence']}\n",
                 f"## In one pass\n\n{timing['sentence']}\n"]  # fmt: skip
-    return Report(
-        f"GLUE on {lab.backbone.name}",
-        sections,
-        {
-            "cells": [cell.to_json() for cell in found.cells.values()],
-            "differences": {arm: {task: each.to_json() for task, each in row.items()} for arm, row in against.items()},
-            "claim_a": claim,
-            "timing": timing,
-        },
-        found.records,
-        [run for cell in found.cells.values() for run in cell.runs],
-        {"glue": differences_figure(against, tasks, "points above full fine-tuning", f"GLUE, {lab.backbone.name}")},
-    )
+    figure = differences_figure(against, tasks, "points above full fine-tuning", f"GLUE, {lab.backbone.name}")
+    return of_study(found, "GLUE", sections, {"glue": figure}, against, claim_a=claim, timing=timing)
 
 
 def table(lab: Lab, found: Study) -> str:
@@ -73,11 +59,11 @@ def table(lab: Lab, found: Study) -> str:
     return f"{markdown_table(header, body)}\n{note}"
 
 
-def differences(against: dict[str, dict[str, Interval]]) -> str:
+def differences(against: Differences) -> str:
     """Every arm less full fine-tuning, with the interval by paired bootstrap over rows and seeds."""
     tasks = list(next(iter(against.values())))
     body = [[arm, *(signed(row[task]) for task in tasks)] for arm, row in against.items()]
-    header = ["less full fine-tuning", *("average" if task == "all" else task for task in tasks)]
+    header = ["less full fine-tuning", *("average" if task == ALL else task for task in tasks)]
     return f"## Differences, 95 % intervals\n\n{markdown_table(header, body)}"
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from taskgraft import __version__
 from taskgraft.experiments.lab import Lab, Record
+from taskgraft.experiments.study import Differences, Study
 from taskgraft.reports.bootstrap import Interval
 from taskgraft.reports.tables import count_text, markdown_table
 from taskgraft.reports.tradeoff import DPI
@@ -32,6 +33,25 @@ class Report:
     runs: Sequence[Record]
     answered: Sequence[Record] = ()
     figures: Mapping[str, Figure] = field(default_factory=dict)
+
+
+def of_study(
+    found: Study,
+    title: str,
+    sections: Sequence[str],
+    figures: Mapping[str, Figure],
+    against: Differences | None = None,
+    **more: Any,
+) -> Report:
+    """The report of a study: its cells, its differences if there are some, and all runs."""
+    record: dict[str, Any] = {"cells": [cell.to_json() for cell in found.cells.values()], **more}
+    if against is not None:
+        record["differences"] = {
+            arm: {task: gap.to_json() for task, gap in row.items()} for arm, row in against.items()
+        }
+    chosen = [run for cell in found.cells.values() for run in cell.runs]
+    named = f"{title} on {found.lab.backbone.name}"
+    return Report(named, [about(found.lab), *sections], record, found.records, chosen, figures)
 
 
 def write(report: Report, lab: Lab, tasks: Sequence[str], folder: Path) -> dict[str, Path]:

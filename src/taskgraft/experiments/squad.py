@@ -5,7 +5,7 @@ from __future__ import annotations
 from taskgraft.experiments import arms
 from taskgraft.experiments.data import SQUAD
 from taskgraft.experiments.lab import Lab
-from taskgraft.experiments.report import Report, about, parameters, points, share, signed
+from taskgraft.experiments.report import Report, of_study, parameters, points, share, signed
 from taskgraft.experiments.study import Arm, options, study
 from taskgraft.methods import FullFineTuning
 from taskgraft.reports.experiments import Family, percentiles_figure
@@ -39,18 +39,10 @@ def run(lab: Lab) -> Report:
 
     families = [Family("adapters, by size", curve(names), [str(size) for size in sizes]),
                 Family(arms.FULL, curve([arms.FULL]), [])]  # fmt: skip
-    return Report(
-        f"SQuAD v1.1 on {lab.backbone.name}",
-        [about(lab), f"{markdown_table(header, body)}\n± is the standard error over seeds.\n"],
-        {"cells": [cell.to_json() for cell in found.cells.values()]},
-        found.records,
-        [run for cell in found.cells.values() for run in cell.runs],
-        {
-            "squad": percentiles_figure(
-                families, "F1, with the standard error over seeds", f"SQuAD v1.1, {lab.backbone.name}"
-            )
-        },
-    )
+    table = f"{markdown_table(header, body)}\n± is the standard error over seeds.\n"
+    title = f"SQuAD v1.1, {lab.backbone.name}"
+    figure = percentiles_figure(families, "F1, with the standard error over seeds", title)
+    return of_study(found, "SQuAD v1.1", [table], {"squad": figure})
 
 
 def lines(lab: Lab, sizes: tuple[int, ...]) -> list[Arm]:

@@ -14,6 +14,9 @@ from taskgraft.experiments.lab import Job, Lab, Record, RunsDone
 from taskgraft.methods import Method
 from taskgraft.reports.bootstrap import Answers, Drawn, Interval, between, drawn
 
+ALL = "all"  # the average of the tasks
+Differences = dict[str, dict[str, Interval]]  # by arm, and by task or ALL
+
 
 @dataclass(frozen=True)
 class Option:
@@ -103,6 +106,14 @@ class Study:
         """The first arm's score less the second's, mean over tasks, with its interval over rows and seeds."""
         names = self.tasks if tasks is None else tasks
         return between([self.drawn(one, task) for task in names], [self.drawn(other, task) for task in names])
+
+    def against(self, base: str, arms: Sequence[str] | None = None) -> Differences:
+        """Arms less another, on the average and on each task."""
+        others = [arm for arm in self.arms if arm != base] if arms is None else arms
+        return {
+            arm: {ALL: self.difference(arm, base), **{task: self.difference(arm, base, [task]) for task in self.tasks}}
+            for arm in others
+        }
 
     def drawn(self, arm: str, task: str) -> Drawn:
         if (arm, task) not in self._drawn:

@@ -10,7 +10,7 @@ import numpy as np
 from taskgraft.experiments import arms
 from taskgraft.experiments.data import GLUE
 from taskgraft.experiments.lab import Lab
-from taskgraft.experiments.report import Report, about, parameters, points, share, signed
+from taskgraft.experiments.report import Report, of_study, parameters, points, share, signed
 from taskgraft.experiments.study import Arm, Study, options, study
 from taskgraft.methods import FullFineTuning, HeadOnly, NormsOnly
 from taskgraft.reports.experiments import Family, percentiles_figure
@@ -46,17 +46,8 @@ def run(lab: Lab) -> Report:
         figures[task] = percentiles_figure(
             single, "points, with the standard error over seeds", f"{task}, {lab.backbone.name}"
         )
-    return Report(
-        f"Scores against trained parameters on {lab.backbone.name}",
-        [about(lab), table(lab, found), claim["section"]],
-        {
-            "cells": [cell.to_json() for cell in found.cells.values()],
-            "claim_b": {key: value for key, value in claim.items() if key != "section"},
-        },
-        found.records,
-        [run for cell in found.cells.values() for run in cell.runs],
-        figures,
-    )
+    sections = [table(lab, found), claim.pop("section")]
+    return of_study(found, "Scores against trained parameters", sections, figures, claim_b=claim)
 
 
 def lines(lab: Lab) -> list[Arm]:
@@ -65,7 +56,7 @@ def lines(lab: Lab) -> list[Arm]:
     full = lab.setup.full
     rates = arms.PAPER_RATES if full else (1e-3, 3e-3)
     own = arms.PAPER_RATES if full else (1e-4, 3e-4)
-    epochs, fewer = (arms.PAPER_EPOCHS, arms.PAPER_EPOCHS) if full else ((arms.LONG,), (10,))
+    epochs, fewer = (arms.PAPER_EPOCHS, arms.PAPER_EPOCHS) if full else ((8,), (6,))
     sized = [Arm(f"adapters {size}", options([arms.adapter(lab, size)], rates, epochs)) for size in SIZES]
     tops = [Arm(f"top {k}", arms.top(lab, k, own, fewer)) for k in range(1, arms.layers(lab) + 1)]
     others = [

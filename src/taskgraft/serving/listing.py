@@ -117,4 +117,3 @@ def first_answer(engine: Engine) -> None:
             return
         except Exception as error:
             log.warning("task %r does not answer: %s", name, error)
-    engine.on_model(lambda: None)

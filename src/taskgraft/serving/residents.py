@@ -19,7 +19,7 @@ LOW_WATER = 15 / 16  # of the budget: how much may be in use when room that nobo
 
 
 class Residents:
-    """Versions on one model, the least recently used first. Only the thread that runs the model calls it."""
+    """Versions on one model, the least recently used first. Whoever changes it has the model to itself."""
 
     def __init__(self, model: Any, budget: int, other_precision: bool, lock: threading.RLock) -> None:
         self.model, self.budget, self.other_precision, self.lock = model, budget, other_precision, lock
@@ -51,10 +51,16 @@ class Residents:
         self.bytes, self.arrived = room.held(self.grafts), self.arrived + 1
         return True
 
-    def try_on(self, graft: Graft) -> None:
-        """Refuse a graft that does not fit the backbone, or the memory there is."""
+    def try_on(self, graft: Graft, *, new_banks: bool = False) -> bool:
+        """Refuse a graft that does not fit the backbone, or the memory there is.
+
+        False: that cannot be told without making banks of a kind that is not on the model yet (`new_banks`).
+        """
+        if not new_banks and not self.grafts.has_banks(*shape_of(graft)):
+            return False
         self._check(graft.name, graft)
         self.grafts.check(graft.name, *shape_of(graft), graft.tensors)
+        return True
 
     def _check(self, name: str, graft: Graft) -> None:
         """Refuse a graft of another backbone, or one that is larger than the budget by itself."""

@@ -93,13 +93,16 @@ class Course:
         return (self.total_steps - self.steps) / (self.total_steps - warm)
 
     @torch.no_grad()
-    def stepped(self, loss: float) -> None:
-        """The weights have taken a step, at this loss."""
+    def stepped(self) -> None:
+        """The weights have taken a step."""
         self.steps += 1
-        self._losses.append(loss)
         if self.reach > 1:
             share = max(1 / self.reach, 1 / self.steps)
             torch._foreach_lerp_(list(self._mean.values()), list(self.weights.values()), share)
+
+    def heard(self, loss: float) -> None:
+        """The loss of a step, which may come after further steps."""
+        self._losses.append(loss)
 
     @property
     def reach(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -46,7 +47,7 @@ class Ragged:
     def __getitem__(self, row: int) -> npt.NDArray[np.int32]:
         return self.values[self.offsets[row] : self.offsets[row + 1]]
 
-    @property
+    @functools.cached_property
     def lengths(self) -> Integers:
         return np.diff(self.offsets)
 
@@ -88,8 +89,8 @@ class Encoded:
             labels = labels.padded(rows, IGNORED, multiple)
         elif labels is not None:
             labels = labels[torch.as_tensor(list(rows))]
-        there = {name: value.to(device, non_blocking=True) for name, value in inputs.items()}
-        return there, None if labels is None else labels.to(device, non_blocking=True)
+        there = {name: sent(value, device) for name, value in inputs.items()}
+        return there, None if labels is None else sent(labels, device)
 
     def sha256(self) -> str:
         """What a run was trained on: token ids and labels, not where they came from."""
@@ -110,6 +111,11 @@ def padded(parts: Sequence[Sequence[int] | npt.NDArray[np.int32]], fill: int, mu
     for place, part in zip(whole, parts, strict=True):
         place[: len(part)] = part
     return torch.from_numpy(whole)
+
+
+def sent(values: Tensor, device: torch.device) -> Tensor:
+    """To a device, without waiting for what it is doing."""
+    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values.to(device)
 
 
 def joined(batches: Sequence[dict[str, Tensor]], padding: Mapping[str, int]) -> dict[str, Tensor]:

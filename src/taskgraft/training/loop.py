@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+from collections import deque
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, Protocol
@@ -75,6 +76,9 @@ class Loop:
         self.device, self.bf16 = device, bf16
         self.lanes, self.alone, self.pass_tokens = list(lanes), alone, pass_tokens
         self.evaluated_at_once = len(lanes) if device.type == "cuda" else 1  # batches of a task
+        self._underway: deque[Losses] = deque()  # of steps that were taken and are not heard of yet
+        # While a GPU computes a step the next one is made ready, so what came of it is asked for a step later.
+        self._steps_ahead = 1 if device.type == "cuda" else 0
         self._since = time.perf_counter()
 
     def train(self, watch: Watch) -> None:
@@ -92,6 +96,7 @@ class Loop:
                     for lane in self.lanes:
                         due = time.perf_counter() - lane.saved_at >= lane.course.settings.checkpoint_seconds
                         if interrupts.asked or due:
+                            self._hear(watch)
                             self.save(lane)
                     if interrupts.asked:
                         raise KeyboardInterrupt
@@ -109,6 +114,8 @@ class Loop:
 
         Whether any lane has a step to take.
         """
+        if any(lane.course.epoch_is_through for lane in self.lanes):
+            self._hear(watch)
         place = 0
         while place < len(self.lanes):
             lane = self.lanes[place]
@@ -140,26 +147,35 @@ class Loop:
         rows = {lane: sum(map(len, group)) for lane, group in groups.items()}
         for lane in self.lanes:
             self.optimizer.set_rates(lane.course.rates_now())
-        losses = self._backward(groups)
-        for lane, value in losses.items():
-            if not math.isfinite(value):
+        numbers, losses = self._backward(groups)
+        self._underway.append(Losses(rows, numbers, losses))
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        for lane in groups:
+            lane.course.stepped()
+        self._count_seconds(rows)
+        self._hear(watch, self._steps_ahead)
+
+    def _hear(self, watch: Watch, but: int = 0) -> None:
+        """What the losses were of all steps, but for the last few."""
+        while len(self._underway) > but:
+            losses = self._underway.popleft()
+            for lane, value in losses.read().items():
+                if lane.error is not None:
+                    continue
+                if math.isfinite(value):
+                    lane.course.heard(value)
+                    watch.stepped(lane, value, losses.rows[lane])
+                    continue
                 lane.error = Diverged(
-                    f"the loss of {lane.course.name!r} became {value} at step {lane.course.steps + 1}: lower the "
+                    f"the loss of {lane.course.name!r} became {value} at step {losses.steps[lane]}: lower the "
                     f"learning rate (it is {lane.course.rate:g}), or look for extreme numbers among the labels."
                 )
                 for owner in lane.course.rates:
                     self.optimizer.set_active(owner, False)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        going = {lane: value for lane, value in losses.items() if lane.error is None}
-        for lane, value in going.items():
-            lane.course.stepped(value)
-        self._count_seconds(rows)
-        for lane, value in going.items():
-            watch.stepped(lane, value, rows[lane])
 
-    def _backward(self, groups: dict[Lane, list[Batch]]) -> dict[Lane, float]:
-        """Put the gradients of a step on the model and give each lane's loss; in more passes where memory is short."""
+    def _backward(self, groups: dict[Lane, list[Batch]]) -> tuple[list[int], Tensor]:
+        """Put the gradients of a step on the model; the losses of its passes, in more of them where memory is short."""
         while True:
             try:
                 return self._passes(groups)
@@ -174,8 +190,11 @@ class Loop:
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
 
-    def _passes(self, groups: dict[Lane, list[Batch]]) -> dict[Lane, float]:
-        """A lane's batches follow one another; those of different lanes that come at the same time share passes."""
+    def _passes(self, groups: dict[Lane, list[Batch]]) -> tuple[list[int], Tensor]:
+        """A lane's batches follow one another; those of different lanes that come at the same time share passes.
+
+        Parts of the losses, and the number of the lane that each belongs to.
+        """
         same_length = any(lane.course.has_statistics for lane in groups)
         found: list[Tensor] = []
         order: list[int] = []
@@ -191,11 +210,7 @@ class Loop:
                 found.append(losses.detach())
                 del losses  # and its graph, before the next pass
                 order += [batch.lane for batch in some]
-        totals = [np.float32(0)] * len(groups)
-        with np.errstate(all="ignore"):  # a loss may overflow
-            for number, value in zip(order, torch.cat(found).cpu().numpy(), strict=True):  # the step's one transfer
-                totals[number] = np.float32(totals[number] + value)
-        return dict(zip(groups, map(float, totals), strict=True))
+        return order, torch.cat(found)
 
     def _count_seconds(self, rows: dict[Lane, int]) -> None:
         """Share the time since the last count out, by rows."""
@@ -268,6 +283,32 @@ class Loop:
         if self.alone:
             restore_random_state(tensors, self.device)
         lane.saved_steps = record["steps"]
+
+
+class Losses:
+    """The losses of a step of some lanes, on their way from the device."""
+
+    def __init__(self, rows: dict[Lane, int], numbers: list[int], parts: Tensor) -> None:
+        self.rows, self._numbers = rows, numbers
+        self.steps = {lane: lane.course.steps + 1 for lane in rows}
+        self._arrived = None
+        if parts.is_cuda:
+            self._parts = torch.empty(parts.shape, dtype=parts.dtype, pin_memory=True)
+            self._parts.copy_(parts, non_blocking=True)
+            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._arrived.record()
+        else:
+            self._parts = parts
+
+    def read(self) -> dict[Lane, float]:
+        """Each lane's loss, once the device has computed it."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        totals = [np.float32(0)] * len(self.rows)
+        with np.errstate(all="ignore"):  # a loss may overflow
+            for number, value in zip(self._numbers, self._parts.numpy(), strict=True):
+                totals[number] = np.float32(totals[number] + value)
+        return dict(zip(self.rows, map(float, totals), strict=True))
 
 
 def pieces_of(course: Course, batch: Batch) -> list[Piece]:

@@ -6,7 +6,6 @@ own in each bank, so gradients do not mix: a run ends as it would have ended alo
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -20,23 +19,24 @@ import torch
 from taskgraft.backbones import api
 from taskgraft.backbones.insert import Grafts
 from taskgraft.backbones.load import Backbone
-from taskgraft.errors import Diverged, GraftError, Stopped
+from taskgraft.errors import GraftError, Stopped
 from taskgraft.methods import Adapter, HeadOnly, Method, NormsOnly
 from taskgraft.names import check_task_name
+from taskgraft.nn.heads import Head
 from taskgraft.tasks.task import Task
 from taskgraft.training.course import Course
 from taskgraft.training.ended import read_run, write_run
-from taskgraft.training.fit import Run, fit, run_of
+from taskgraft.training.fit import Run, run_of
 from taskgraft.training.loop import Lane, Loop
 from taskgraft.training.optim import AdamW
 from taskgraft.training.parts import Part, part_of
 from taskgraft.training.passes import lanes_that_fit, tokens_that_fit
-from taskgraft.training.progress import ManyProgress, Quiet, many_progress_for
+from taskgraft.training.predict import evaluated_rows
+from taskgraft.training.progress import ManyProgress, many_progress_for
 from taskgraft.training.session import backbone_parameters, computes_in_bf16, device_of, lent, run_key
 from taskgraft.training.settings import Settings
 from taskgraft.training.state import RunFolder
 
-CACHED = ("cached",)  # the group of heads on features that never change
 HELD = ".held"  # in the run folder, beside those of the trials
 
 
@@ -131,11 +131,14 @@ class Ready:
     key: str  # which run its state is of
 
     @property
-    def group(self) -> tuple[str, ...]:
+    def group(self) -> tuple[Any, ...]:
         """Trials of one group fit into one another's places."""
-        head = self.part.head
-        cached = isinstance(self.trial.method, HeadOnly) and head is not None and not head.per_token
-        return CACHED if cached else tuple(self.needs)
+        return reads_features(self.trial.method, self.part.head), *self.needs
+
+
+def reads_features(method: Method, head: Head | None) -> bool:
+    """Whether all that learns is a head on what the frozen backbone makes of a text, which never changes."""
+    return isinstance(method, HeadOnly) and head is not None and not head.per_token
 
 
 def made_ready(
@@ -147,9 +150,12 @@ def made_ready(
         task, method = trial.task, trial.method
         rows, writes = task.split("train").num_rows, bool(model.config.is_encoder_decoder)
         settings = trial.settings.resolved(method, task.kind, rows, has_heads=not writes)
-        same = (id(task), settings.max_length, settings.balance_classes)
+        same: tuple[Any, ...] = (id(task), settings.max_length, settings.balance_classes)
         if same not in parts:
             parts[same] = part_of(backbone, task, settings, device, prefix=False)
+        if reads_features(method, parts[same].head):
+            tokens, same = parts[same], (*same, method.pooling)
+            parts[same] = parts.get(same) or tokens.with_features()
         needs = grafts.needs(method, parts[same].head)
         if not needs:
             raise GraftError(f"trial {trial.name!r} would train nothing: tasks have no heads on {backbone.name}.")
@@ -159,8 +165,6 @@ def made_ready(
         place = None if folder is None else RunFolder(folder / trial.name)
         key = "" if place is None else run_key(model, [parts[same]], method, settings, start="one of many")
         found.append(Ready(trial, settings, parts[same], name, needs, place, key))
-        if found[-1].group == CACHED and task.name in grafts.tasks:
-            raise GraftError(f"a task named {task.name!r} is already on this model: remove it, or rename the trial's.")
     return found
 
 
@@ -184,7 +188,7 @@ class Crew:
 
     def train(self, ready: Sequence[Ready]) -> None:
         """Read back what has ended before, and train the rest, one group after the other."""
-        groups: dict[tuple[str, ...], list[Ready]] = {}
+        groups: dict[tuple[Any, ...], list[Ready]] = {}
         for each in ready:
             ended = None if each.folder is None else read_run(each.folder, each.key)
             if ended is None:
@@ -193,8 +197,8 @@ class Crew:
                 self.runs[each.trial.name] = ended
         self.progress.begin([each.trial.name for each in ready], list(self.runs))
         try:
-            for key, group in groups.items():
-                self._train_heads(group) if key == CACHED else self._train_group(group)
+            for group in groups.values():
+                self._train_group(group)
         except (KeyboardInterrupt, Stopped):
             how = "the same call goes on from there"
             if ready[0].folder is None:
@@ -240,7 +244,9 @@ class Crew:
         if ready.folder is not None:
             with ready.folder.held():  # makes it, or says why it cannot be used
                 pass
-        task = ready.part.task
+        task, rows = ready.part.task, evaluated_rows(ready.settings.batch_size, self.device)
+        if reads_features(ready.trial.method, ready.part.head):
+            ready.part.make_features(self.backbone.model, ready.name, rows, self.device)
         parts = {task.name: replace(ready.part, task=replace(task, name=ready.name))}
         course = Course(parts, ready.settings, self.grafts.places(ready.name), {ready.name: rate_of(ready)})
         lane = Lane(course, ready.folder, ready.key)
@@ -278,20 +284,6 @@ class Crew:
         self.loop.resume(successor)
         return successor
 
-    # -- heads alone
-
-    def _train_heads(self, group: Sequence[Ready]) -> None:
-        """A head reads features that are made once: there are no passes to share."""
-        for ready in group:
-            trial, folder = ready.trial, None if ready.folder is None else ready.folder.folder
-            heard = HeardOfOne(trial.name, self.progress)
-            try:
-                run = fit(self.backbone, trial.task, trial.method, settings=trial.settings, run=folder, progress=heard)
-            except Diverged as error:
-                self._give_up(ready, error)
-            else:
-                self._keep(ready, run)
-
     # -- what came of them
 
     def _keep(self, ready: Ready, run: Run) -> None:
@@ -307,24 +299,6 @@ class Crew:
         self.progress.run(ready.trial.name, None)
         if self.on_failure is not None:
             self.on_failure(ready.trial, error)
-
-
-class HeardOfOne(Quiet):
-    """A run of its own, told of as one of many."""
-
-    def __init__(self, name: str, progress: ManyProgress) -> None:
-        self.name, self.progress = name, progress
-        self.steps, self.best = 0, -math.inf
-
-    def begin(self, name: str, steps: int, done: int) -> None:
-        self.steps = steps
-
-    def step(self, done: int, epoch: float, loss: float, rows: int) -> None:
-        best = self.best if math.isfinite(self.best) else None
-        self.progress.lane(self.name, done, self.steps, epoch, loss, best, rows)
-
-    def epoch(self, epoch: int, metric: str, score: float) -> None:
-        self.best = max(self.best, score)
 
 
 def rate_of(ready: Ready) -> float:

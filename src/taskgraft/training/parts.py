@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,11 +15,9 @@ from taskgraft.nn.heads import Head
 from taskgraft.tasks.task import Task
 from taskgraft.tasks.wording import Wording
 from taskgraft.training.encode import Encoded, encode
-from taskgraft.training.predict import Prediction, judged, predictions
+from taskgraft.training.predict import Prediction, cache_features, evaluated_rows, judged, predictions
 from taskgraft.training.settings import Settings
 from taskgraft.training.targets import Targets
-
-FEWEST_ROWS = defaultdict(lambda: 1, cuda=256)  # of an evaluation's batches, however few training's have
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +44,16 @@ class Part:
     def cut(self) -> dict[str, int]:
         return {split: part.cut for split, part in self.encoded.items()}
 
+    def with_features(self) -> Part:
+        """The same, to hold what a frozen backbone makes of its rows; other runs go on reading tokens."""
+        return replace(self, encoded={split: replace(part, features={}) for split, part in self.encoded.items()})
+
+    def make_features(self, model: Any, name: str, batch_size: int, device: torch.device) -> None:
+        """Run the backbone over the rows, once, for a head that is on the model."""
+        for part in self.encoded.values():
+            if not part.features:
+                cache_features(model, name, part, batch_size, device)
+
     def predictions(
         self, model: Any, tokenizer: Any, split: str, settings: Settings, device: torch.device, bf16: bool
     ) -> list[Prediction]:
@@ -60,7 +67,7 @@ class Part:
             task.labels,
             task.splits[split],
             self.encoded[split],
-            batch_size=max(2 * settings.batch_size, FEWEST_ROWS[device.type]),
+            batch_size=evaluated_rows(settings.batch_size, device),
             device=device,
             bf16=bf16,
             wording=self.wording,

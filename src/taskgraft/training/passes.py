@@ -21,9 +21,9 @@ from taskgraft.backbones.graphs import call
 from taskgraft.backbones.insert import Grafts
 from taskgraft.nn.heads import IGNORED, LOSSES, row_losses
 from taskgraft.training.batches import Rows
-from taskgraft.training.encode import filled, joined
+from taskgraft.training.encode import filled, joined, sent
 from taskgraft.training.parts import Part
-from taskgraft.training.predict import forward
+from taskgraft.training.predict import FEATURES, forward
 
 CPU = torch.device("cpu")
 CPU_TOKENS, MOST_TOKENS = 4_096, 131_072  # of a pass; more at once gains nothing
@@ -61,7 +61,9 @@ class LaneBatch:
 
     @property
     def length(self) -> int:
-        """Tokens of its longest row."""
+        """Tokens of its longest row; what was made of a row beforehand is as long as one."""
+        if self.pieces[0].part.encoded["train"].features:
+            return 1
         return max(int(piece.part.encoded["train"].lengths[piece.rows].max()) for piece in self.pieces)
 
 
@@ -90,28 +92,37 @@ def losses_of(model: Any, some: Sequence[LaneBatch], device: torch.device, bf16:
     pieces = [piece for batch in some for piece in batch.pieces]
     inputs, labels = inputs_of(pieces, device)
     with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-        losses = losses_by_row(model, pieces, inputs, labels)
-    sums = iter(
-        [
-            (each * piece.part.targets.weights(answers)).sum() * piece.weight
-            for each, piece, answers in zip(losses, pieces, labels, strict=True)
-        ]
-    )
-    return torch.stack([torch.stack([next(sums) for _ in batch.pieces]).sum() / batch.step_rows for batch in some])
+        losses = losses_by_row(model, pieces, inputs, labels, device)
+    by_class = [piece.part.targets.weights(answers) for piece, answers in zip(pieces, labels, strict=True)]
+    each = torch.cat([own if weights is None else own * weights for own, weights in zip(losses, by_class, strict=True)])
+    shares = sent(shares_of(some).to(each.dtype), device)
+    return torch.where(shares != 0, shares * each, 0.0).sum(1)  # zero times what another lane made of a row may be NaN
+
+
+def shares_of(some: Sequence[LaneBatch]) -> Tensor:
+    """What each row's loss counts for in each lane's mean: [lanes of the pass, rows]."""
+    shares = torch.zeros(len(some), sum(batch.rows for batch in some), dtype=torch.float64)
+    begin = 0
+    for lane, batch in enumerate(some):
+        for piece in batch.pieces:
+            end = begin + len(piece.rows)
+            shares[lane, begin:end] = piece.weight / batch.step_rows
+            begin = end
+    return shares
 
 
 def inputs_of(pieces: Sequence[Piece], device: torch.device) -> tuple[dict[str, Tensor], list[Tensor]]:
-    """The pieces' rows one after the other, and the labels of each piece."""
+    """The pieces' rows one after the other, on the device, and the labels of each piece, on the host."""
     splits = [piece.part.encoded["train"] for piece in pieces]
-    if len(pieces) == 1:
-        inputs, answers = splits[0].batch(pieces[0].rows.tolist(), device)
-        assert answers is not None
-        return inputs, [answers]
     found = [split.batch(piece.rows.tolist(), CPU) for split, piece in zip(splits, pieces, strict=True)]
-    inputs, padding = joined([each for each, _ in found], splits[0].padding), splits[0].padding
-    inputs = {name: filled(each, padded_length(each, device), padding[name]) for name, each in inputs.items()}
-    labels = [answers.to(device, non_blocking=True) for _, answers in found if answers is not None]
-    return {name: each.to(device, non_blocking=True) for name, each in inputs.items()}, labels
+    inputs, padding = found[0][0], splits[0].padding
+    if FEATURES in inputs:
+        inputs = {FEATURES: torch.cat([each[FEATURES] for each, _ in found])}
+    else:
+        inputs = joined([each for each, _ in found], padding)
+        inputs = {name: filled(each, padded_length(each, device), padding[name]) for name, each in inputs.items()}
+    labels = [answers for _, answers in found if answers is not None]
+    return {name: sent(each, device) for name, each in inputs.items()}, labels
 
 
 def padded_length(values: Tensor, device: torch.device) -> int:
@@ -121,15 +132,15 @@ def padded_length(values: Tensor, device: torch.device) -> int:
 
 
 def losses_by_row(
-    model: Any, pieces: Sequence[Piece], inputs: dict[str, Tensor], labels: Sequence[Tensor]
+    model: Any, pieces: Sequence[Piece], inputs: dict[str, Tensor], labels: Sequence[Tensor], device: torch.device
 ) -> list[Tensor]:
     """The loss of each row of each piece."""
     names = [piece.name for piece in pieces for _ in piece.rows]
     each = names[0] if len(pieces) == 1 else names
     if pieces[0].part.wording is None:
-        return head_losses(pieces, forward(model, each, inputs), labels)
-    longest = max(padded_length(answers, answers.device) for answers in labels)
-    written = torch.cat([filled(answers, longest, IGNORED) for answers in labels])
+        return head_losses(pieces, forward(model, each, inputs), labels, device)
+    longest = max(padded_length(answers, device) for answers in labels)
+    written = sent(torch.cat([filled(answers, longest, IGNORED) for answers in labels]), device)
     before = model.prepare_decoder_input_ids_from_labels(labels=written)
     logits = call(model, each, {**inputs, "decoder_input_ids": before}, use_cache=False).logits
     found: list[Tensor] = []
@@ -143,7 +154,9 @@ def losses_by_row(
     return found
 
 
-def head_losses(pieces: Sequence[Piece], output: GraftOutput, labels: Sequence[Tensor]) -> list[Tensor]:
+def head_losses(
+    pieces: Sequence[Piece], output: GraftOutput, labels: Sequence[Tensor], device: torch.device
+) -> list[Tensor]:
     """The loss of each row under its own head; pieces side by side that differ in nothing but the head, at once."""
     found: list[Tensor] = []
     begin = 0
@@ -156,7 +169,7 @@ def head_losses(pieces: Sequence[Piece], output: GraftOutput, labels: Sequence[T
         some = list(pairs)
         sizes = [len(piece.rows) for piece, _ in some]
         heads = [piece.part.head for piece, _ in some for _ in piece.rows]
-        answers = torch.cat([piece.part.targets.scaled(answers) for piece, answers in some])
+        answers = sent(torch.cat([piece.part.targets.scaled(answers) for piece, answers in some]), device)
         check_labels(answers, heads, [piece.name for piece, _ in some for _ in piece.rows])
         own = rows_of(output, begin, begin + sum(sizes))
         found += torch.split(row_losses(own.logits, own.token_logits, answers, heads, smoothing)[0], sizes)

@@ -25,6 +25,7 @@ from taskgraft.training.encode import Encoded
 from taskgraft.training.written import greedy, label_scores
 
 FEATURES = "features"
+MOST_ROWS = 256  # of a batch on a GPU, however few training's have
 NUMBER_TOKENS = 12  # that a number, or a class's, has at most when it is written
 Logits = list[npt.NDArray[Any]]  # one array a row: [classes], or [tokens, classes]
 
@@ -43,9 +44,9 @@ def forward(model: Any, name: str | Sequence[str], inputs: dict[str, Tensor]) ->
     if FEATURES not in inputs:
         output: GraftOutput = call(model, name, inputs)
         return output
-    assert isinstance(name, str)
     grafts = grafts_of(model)
-    key = next(key for key in grafts.require(name).kinds if key in grafts.head_kinds)
+    first = name if isinstance(name, str) else name[0]  # rows that share a pass have heads of one kind
+    key = next(key for key in grafts.require(first).kinds if key in grafts.head_kinds)
     index = grafts.route_of(name).kinds[key]
     return GraftOutput(logits=grafts.head_kinds[key].bank(inputs[FEATURES], index))
 
@@ -54,6 +55,11 @@ def cacheable(model: Any, name: str) -> bool:
     """Whether the task is a head on pooled features that never change."""
     task = grafts_of(model).require(name)
     return isinstance(task.method, HeadOnly) and task.head is not None and not task.head.per_token
+
+
+def evaluated_rows(batch_size: int, device: torch.device) -> int:
+    """How many rows at once, where training has so many: a pass without gradients takes more."""
+    return max(2 * batch_size, MOST_ROWS if device.type == "cuda" else 1)
 
 
 @torch.no_grad()

@@ -26,7 +26,7 @@ from taskgraft.training.course import Course
 from taskgraft.training.loop import Lane, Loop
 from taskgraft.training.optim import AdamW, owned_parameters
 from taskgraft.training.parts import Part
-from taskgraft.training.predict import cache_features, cacheable
+from taskgraft.training.predict import cacheable, evaluated_rows
 from taskgraft.training.progress import Progress, progress_for
 from taskgraft.training.settings import Settings
 from taskgraft.training.state import RunFolder
@@ -69,8 +69,7 @@ def trained(
         model.to(device)
         stack.enter_context(mount)
         if len(parts) == 1 and cacheable(model, parts[0].name):
-            for encoded in parts[0].encoded.values():
-                cache_features(model, parts[0].name, encoded, settings.batch_size, device)
+            parts[0].make_features(model, parts[0].name, evaluated_rows(settings.batch_size, device), device)
         torch.manual_seed(settings.seed)
         key = run_key(model, parts, method, settings, start)
         rates = rates_of(model, [part.name for part in parts], settings)

@@ -38,9 +38,9 @@ class Targets:
     def scaled(self, labels: Tensor) -> Tensor:
         return (labels - self.mean) / self.deviation if labels.is_floating_point() and self.is_scaled else labels
 
-    def weights(self, labels: Tensor) -> Tensor | float:
-        """What each row counts for."""
-        return 1.0 if self.class_weights is None else self.class_weights[labels]
+    def weights(self, labels: Tensor) -> Tensor | None:
+        """What each row counts for; None where all count alike."""
+        return None if self.class_weights is None else self.class_weights[labels]
 
     @property
     def is_scaled(self) -> bool:
