@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from pathlib import Path
 from types import SimpleNamespace
@@ -192,8 +192,13 @@ def engines(reading: World, writing: World) -> Iterator[dict[str, tuple[World, E
         {
             "readers": (reading, Engine(reader(), reading.folder)),
             "few readers": (reading, Engine(reader(), reading.folder, memory=30_000, tokens=100)),
+            "readers side by side": (reading, Engine(reader(), reading.folder, tokens=60, threads=3)),
             "writers": (writing, Engine(writer(), writing.folder)),
             "few writers": (writing, Engine(writer(), writing.folder, memory=80_000, tokens=100)),
+            "few writers side by side": (
+                writing,
+                Engine(writer(), writing.folder, memory=80_000, tokens=60, threads=2),
+            ),
         }
     )
     yield made
@@ -1086,7 +1091,27 @@ def test_threads_do_not_outlive_their_engine(reading: World) -> None:
 # -- many at once
 
 
-def test_many_threads_ask_while_tasks_come_and_go(own: World) -> None:
+def test_batches_run_beside_one_another(own: World) -> None:
+    """As many as there are threads: each waits inside its batch until the others are there too."""
+    together = threading.Barrier(3)
+    name = next(iter(own.grafts))
+    draw = random.Random(0)
+    questions = [asking_of(own, name, draw, 12) for _ in range(3)]
+    with engine_on(own.folder, tokens=1, threads=3) as engine:
+        ask(engine, questions)  # now it is on the model
+        forward = engine._forward
+
+        def held(rows: Sequence[Any]) -> int:
+            together.wait(SECONDS)
+            return forward(rows)
+
+        engine._forward = held  # type: ignore[method-assign]
+        own.check(ask(engine, questions), questions)
+        assert not together.broken
+
+
+@pytest.mark.parametrize(("running", "memory"), [(None, 60_000), (3, 60_000), (3, 10_000_000)])
+def test_many_threads_ask_while_tasks_come_and_go(own: World, running: int | None, memory: int) -> None:
     """Every question is answered once: by the version that was there, or by nobody if there was none."""
     draw = random.Random(0)
     asked = [asking_of(own, task, draw, 12) for task in own.grafts for _ in range(3)]
@@ -1096,7 +1121,7 @@ def test_many_threads_ask_while_tasks_come_and_go(own: World) -> None:
     allowed = [own.said(guest, None, graft) for graft in comers]
     problems: list[str] = []
     counted = Counted()
-    with engine_on(own.folder, memory=60_000, tokens=200, watch=counted) as engine:
+    with engine_on(own.folder, memory=memory, tokens=200, threads=running, watch=counted) as engine:
         over = threading.Event()
 
         def change() -> None:
