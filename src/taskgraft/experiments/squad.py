@@ -50,5 +50,5 @@ def lines(lab: Lab, sizes: tuple[int, ...]) -> list[Arm]:
     if lab.setup.full:
         sized = [Arm(f"adapters {size}", options([arms.adapter(lab, size)], RATES, EPOCHS)) for size in sizes]
         return [*sized, Arm(arms.FULL, options([method], FULL_RATES, FULL_EPOCHS))]
-    sized = [Arm(f"adapters {size}", options([arms.adapter(lab, size)], (1e-3, 3e-3), (8,))) for size in sizes]
+    sized = [Arm(f"adapters {size}", options([arms.adapter(lab, size)], (1e-3, 3e-3), (5,))) for size in sizes]
     return [*sized, Arm(arms.FULL, options([method], (1e-4, 3e-4), (4,)))]
