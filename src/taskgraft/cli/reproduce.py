@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -13,9 +13,6 @@ from taskgraft.cli.compare import make
 from taskgraft.cli.options import BackboneName, Json
 from taskgraft.errors import GraftError, Stopped
 from taskgraft.experiments.names import EXPERIMENTS
-
-if TYPE_CHECKING:
-    pass
 
 SIZE = "How much"
 LIST = "".join(f"  {row.name:<16}{row.says}\n" for row in EXPERIMENTS.values())

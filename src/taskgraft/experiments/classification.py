@@ -7,7 +7,7 @@ import statistics
 from taskgraft.experiments import arms
 from taskgraft.experiments.data import CLASSIFICATION
 from taskgraft.experiments.lab import Lab
-from taskgraft.experiments.report import Report, of_study, parameters, points, share, signed
+from taskgraft.experiments.report import Report, copies, of_study, parameters, points, share, signed
 from taskgraft.experiments.study import ALL, Arm, Differences, Option, Study, options, study
 from taskgraft.methods import FullFineTuning, TopLayers
 from taskgraft.reports.experiments import differences_figure
@@ -57,17 +57,11 @@ def table(lab: Lab, found: Study, against: Differences) -> str:
     )
     trained = [found.trained(arm) for arm in found.arms]
     body.append(["trained per task", *(share(mean, total) for mean in trained)])
-    body.append(["all tasks", *(copies(arm, mean, len(found.tasks), total)
-                                for arm, mean in zip(found.arms, trained, strict=True))])  # fmt: skip
+    weights = [copies(mean, len(found.tasks), total, arm == arms.FULL)
+               for arm, mean in zip(found.arms, trained, strict=True)]  # fmt: skip
+    body.append(["all tasks", *weights])
     note = (
         "± is the standard error over seeds (the average's: the mean of the tasks'). The last row counts parameters of "
         f"all tasks together as multiples of the backbone's {count_text(total)}; what is frozen counts once.\n"
     )
     return f"{markdown_table(['accuracy', *found.arms], body)}\n{note}"
-
-
-def copies(arm: str, trained: float | None, tasks: int, total: int) -> str:
-    if trained is None:
-        return "-"
-    whole = trained * tasks / total
-    return f"{whole:.2f}x" if arm == arms.FULL else f"{1 + whole:.2f}x"

@@ -11,7 +11,7 @@ from typing import Any
 from taskgraft.experiments import arms
 from taskgraft.experiments.data import GLUE
 from taskgraft.experiments.lab import Lab, say
-from taskgraft.experiments.report import Report, of_study, parameters, points, share, signed
+from taskgraft.experiments.report import Report, copies, of_study, parameters, points, share, signed
 from taskgraft.experiments.study import ALL, Differences, Study, study
 from taskgraft.reports.bootstrap import Interval
 from taskgraft.reports.experiments import differences_figure
@@ -44,12 +44,10 @@ def table(lab: Lab, found: Study) -> str:
     header = ["method", "all tasks", "trained per task", *found.tasks, "average"]
     body = []
     for arm in found.arms:
-        row, mean = found.row(arm), found.trained(arm)
-        assert mean is not None
-        whole = mean * len(found.tasks) / total
-        copies = f"{whole:.2f}x" if arm == arms.FULL else f"{1 + whole:.2f}x"
-        scores = [points(cell.score, cell.error) for cell in row]
-        body.append([arm, copies, share(mean, total), *scores, points(found.average(arm))])
+        mean = found.trained(arm)
+        scores = [points(cell.score, cell.error) for cell in found.row(arm)]
+        weight = copies(mean, len(found.tasks), total, whole=arm == arms.FULL)
+        body.append([arm, weight, share(mean, total), *scores, points(found.average(arm))])
     sizes = [getattr(cell.option.method, "size", "-") for cell in found.row(arms.ADAPTERS)]
     chosen = ", ".join(f"{task} {size}" for task, size in zip(found.tasks, sizes, strict=True))
     note = (

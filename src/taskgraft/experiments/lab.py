@@ -27,11 +27,13 @@ from taskgraft.grafts.fingerprint import fingerprint
 from taskgraft.methods import Method, Pooling
 from taskgraft.tasks.metrics import score_of
 from taskgraft.tasks.task import Task
+from taskgraft.training import sweep
 from taskgraft.training.compare import content_hash
 from taskgraft.training.fit import Run, fit
 from taskgraft.training.grid import name_of
 from taskgraft.training.many import Trial, fit_many
 from taskgraft.training.settings import Settings
+from taskgraft.training.sweep import OUTCOME
 
 Record = dict[str, Any]
 AUTOML = "automl"
@@ -300,42 +302,26 @@ def about(job: Job) -> Record:
     }
 
 
-def outcome(task: Task, run: Run) -> Record:
-    """What came of it, its answers to the test rows among it."""
-    return {
-        "validation": score_of(task.metrics, run.validation),
-        "test": score_of(task.metrics, run.test),
-        "metrics": {"validation": run.validation, "test": run.test},
-        "trained": run.trained,
-        "total": run.total,
-        "steps": run.steps,
-        "seconds": run.seconds,
-        "epoch": run.epoch,
-        "error": None,
-        "answers": run.answers,
-    }
-
-
 def searched(lab: Lab, job: Job) -> Record:
     from taskgraft.training.automl import automl
 
     task = lab.task(job.task)
     found = automl(task, configurations=lab.setup.configurations, seed=job.settings.seed)
     return {
+        **dict.fromkeys(OUTCOME),
         "validation": score_of(task.metrics, found.validation),
         "test": score_of(task.metrics, found.test),
         "metrics": {"validation": found.validation, "test": found.test},
-        "trained": None,
-        "total": None,
-        "steps": None,
         "seconds": found.seconds,
-        "epoch": None,
-        "error": None,
         "answers": [],
         "winner": found.winner,
     }
 
 
 def failed(error: GraftError) -> Record:
-    nothing = ("validation", "test", "metrics", "trained", "total", "steps", "seconds", "epoch")
-    return {**dict.fromkeys(nothing), "error": str(error), "answers": []}
+    return {**dict.fromkeys(OUTCOME), "error": str(error), "answers": []}
+
+
+def outcome(task: Task, run: Run) -> Record:
+    """What came of it, its answers to the test rows among it."""
+    return {**sweep.outcome(task, run), "answers": run.answers}

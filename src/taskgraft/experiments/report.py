@@ -98,6 +98,13 @@ def share(trained: float | None, total: int) -> str:
     return "-" if trained is None else f"{100 * trained / total:.2f} %"
 
 
+def copies(trained: float | None, tasks: int, total: int, whole: bool) -> str:
+    """Parameters of all tasks as multiples of one backbone's; what is frozen counts once, and `whole` has none."""
+    if trained is None:
+        return "-"
+    return f"{(0 if whole else 1) + trained * tasks / total:.2f}x"
+
+
 def about(lab: Lab, seeds: bool = True) -> str:
     """The sentence that every table has: on what, with how much, chosen how."""
     setup = lab.setup

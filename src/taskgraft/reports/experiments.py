@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,13 +20,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WIDTH = 0.7  # of a task's place, shared by the arms
+NAME, LEGEND_LINE = 1.95, 0.25  # inches that a name in a legend needs, across and down
 
 
 def differences_figure(
     against: Mapping[str, Mapping[str, Interval]], tasks: Sequence[str], axis: str, title: str
 ) -> Figure:
     """A place for the average and for each task, in it a mark for each arm with its 95 % interval; zero is a line."""
-    figure, axes = plain(title, 1.6 + 0.95 * (len(tasks) + 1), 5.0)
+    width = max(8.0, 1.6 + 0.95 * (len(tasks) + 1))
+    figure, axes = plain(title, width, 5.0, names=len(against))
     places = ["all", *tasks]
     step = WIDTH / max(1, len(against) - 1)
     for number, (arm, row) in enumerate(against.items()):
@@ -34,10 +37,13 @@ def differences_figure(
         mean = [100 * row[task].mean for task in places]
         below = [100 * (row[task].mean - row[task].low) for task in places]
         above = [100 * (row[task].high - row[task].mean) for task in places]
+        hollow = number >= len(STYLES)  # the second time that a colour and a shape come
         axes.errorbar(x, mean, [below, above], fmt=marker, color=colour, label=arm, markersize=6, elinewidth=1.3,
-                      markeredgecolor="white", markeredgewidth=0.7)  # fmt: skip
+                      markerfacecolor="white" if hollow else colour, markeredgewidth=1.2 if hollow else 0.7,
+                      markeredgecolor=colour if hollow else "white")  # fmt: skip
     axes.axhline(0, color=INK, linewidth=1)
-    axes.axvline(0.5, color="#d0d0d0", linewidth=0.8)
+    if tasks:
+        axes.axvline(0.5, color="#d0d0d0", linewidth=0.8)
     axes.set_xticks(range(len(places)), ["average", *tasks])
     axes.set_ylabel(axis, color=INK)
     legend(figure, axes)
@@ -152,18 +158,25 @@ def growth_figure(tasks: Sequence[str], sizes: Sequence[float], title: str) -> F
 # -- what all have in common
 
 
-def plain(title: str, width: float, height: float, panels: int = 1) -> tuple[Figure, Any]:
-    """A figure with little ink: title on the left, room for a legend under it, a grid across."""
+def plain(title: str, width: float, height: float, panels: int = 1, names: int = 1) -> tuple[Figure, Any]:
+    """A figure with little ink: title on the left, room for a legend of so many names under it, a grid across."""
     from matplotlib.figure import Figure
 
+    above = 0.75 + LEGEND_LINE * math.ceil(names / columns_of(width))
+    height += above - 1.0
     figure = Figure(figsize=(width, height))
     found = figure.subplots(1, panels, squeeze=False)[0]
-    figure.subplots_adjust(left=0.8 / width, right=1 - 0.2 / width, bottom=0.65 / height, top=1 - 1.0 / height,
+    figure.subplots_adjust(left=0.8 / width, right=1 - 0.2 / width, bottom=0.65 / height, top=1 - above / height,
                            wspace=0.22)  # fmt: skip
     figure.text(0.2 / width, 1 - 0.3 / height, title, fontsize=12.5, fontweight="bold", color=INK, va="center")
     for axes in found:
         tidy(axes)
     return figure, found[0] if panels == 1 else list(found)
+
+
+def columns_of(width: float) -> int:
+    """Of a legend in a figure of so many inches."""
+    return max(1, int(width / NAME))
 
 
 def tidy(axes: Axes) -> None:
@@ -176,8 +189,9 @@ def tidy(axes: Axes) -> None:
 
 
 def legend(figure: Figure, axes: Axes) -> None:
-    """Under the title, in one line."""
+    """Under the title, in as few lines as there is room for."""
     height, width = figure.get_figheight(), figure.get_figwidth()
     handles, names = axes.get_legend_handles_labels()
-    figure.legend(handles, names, loc="center left", bbox_to_anchor=(0.12 / width, 1 - 0.68 / height), frameon=False,
-                  ncols=len(names), fontsize=9.5, labelcolor=INK, columnspacing=1.6, handletextpad=0.5)  # fmt: skip
+    figure.legend(handles, names, loc="upper left", bbox_to_anchor=(0.12 / width, 1 - 0.5 / height), frameon=False,
+                  ncols=min(len(names), columns_of(width)), fontsize=9.5, labelcolor=INK, columnspacing=1.6,
+                  handletextpad=0.5)  # fmt: skip
