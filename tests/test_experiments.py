@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -143,7 +144,20 @@ def test_what_is_refused(words: list[str], said: str, data: Path, backbone: str,
 
 def test_data_that_is_not_there(backbone: str, tmp_path: Path) -> None:
     done = taskgraft("reproduce", "glue", "--data-dir", str(tmp_path), "--backbone", backbone, "--out", str(tmp_path))
-    assert done.code == 2 and "cola" in done.err
+    assert done.code == 2 and "none of the tasks" in done.err and "cola" in done.err
+
+
+def test_tasks_whose_rows_are_not_at_hand_are_left_out_and_named(data: Path, backbone: str, tmp_path: Path) -> None:
+    for kept in ("sms_spam", "crowdflower_airline"):
+        shutil.copytree(data / "extra" / kept, tmp_path / "extra" / kept)
+    words = ["reproduce", "classification", "--data-dir", str(tmp_path), "--backbone", backbone]
+    done = well(*words, "--out", str(tmp_path / "out"), *SMALL)
+    assert "Not at hand, and left out: 20_newsgroups, crowdflower_corporate_messaging" in done.out + done.err
+    table = (tmp_path / "out/classification/table.md").read_text()
+    assert "Left out, since their rows were not at hand: 20_newsgroups, " in table
+    assert "| news_aggregator |" not in table
+    asked = taskgraft(*words, "--tasks", "news_aggregator", "--out", str(tmp_path / "out"))
+    assert asked.code == 2 and "needs the file" in asked.err
 
 
 # -- data

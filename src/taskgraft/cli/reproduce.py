@@ -81,6 +81,8 @@ def reproduce(
     )  # fmt: skip
     lab = Lab(setup)
     module = importlib.import_module(experiment.module)
+    if missing := lab.missing(module.TASKS):
+        output.say(f"Not at hand, and left out: {', '.join(missing)}.")
     try:
         report = module.run(lab)
     except KeyboardInterrupt as error:
@@ -89,7 +91,7 @@ def reproduce(
         output.say(f"All runs are in {setup.runs}.")
         output.finish({"experiment": name, "runs": str(setup.runs)})
         return
-    files = write(report, lab, lab.chosen(module.TASKS), folder)
+    files = write(report, lab, module.TASKS, folder)
     output.say(files["table.md"].read_text(encoding="utf-8"))
     output.say(f"Written: {', '.join(map(str, files.values()))}")
     output.finish({"experiment": name, **report.found, "files": {what: str(path) for what, path in files.items()}})

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from taskgraft.tasks.benchmarks import BENCHMARKS, load_benchmark
+from taskgraft.tasks.benchmarks import BENCHMARKS, benchmark_named, load_benchmark
 from taskgraft.tasks.task import Task
 
 GLUE = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte")  # WNLI is left out, as in both papers
@@ -26,6 +26,11 @@ def load(name: str, data: Path | None, rows: int | None) -> Task:
     if name in METRICS:
         task = replace(task, metrics=(METRICS[name],))
     return capped(task, rows)
+
+
+def is_at_hand(name: str, data: Path | None) -> bool:
+    benchmark = benchmark_named(name)
+    return benchmark is not None and benchmark.is_at_hand(data)
 
 
 def capped(task: Task, rows: int | None) -> Task:

@@ -99,13 +99,14 @@ def alone(lab: Lab, tasks: Sequence[str]) -> dict[str, float]:
 
 
 def one_at_a_time(found: Study, seconds: dict[str, float]) -> dict[str, Any]:
-    """What the runs that shared passes took, and would have taken alone."""
+    """What the sweep of all settings on the first seed took in shared passes, and would have taken alone."""
     through = [run for run in found.records if run["error"] is None and run["method"]["method"] in ("adapter", "norms")]
-    shared = [run for run in through if run["passes"]["runs"] > 1]
+    shared = [run for run in through if run["passes"]["runs"] > 1 and run["seed"] == 0]
     together = sum(longest_of(shared))
     each = sum(run["steps"] * seconds[run["task"]] for run in shared)
     sentence = (
-        f"{len(shared)} runs of adapters and norms shared passes: {seconds_text(together)}. One at a time they "
+        f"{len(shared)} runs of adapters and norms, all settings on the first seed, shared passes: "
+        f"{seconds_text(together)}. One at a time they "
         f"would take {seconds_text(each)}, by the time of one epoch of each task with adapters of size 64 and its "
         f"evaluation, which was measured ({1000 * statistics.fmean(seconds.values()):.1f} ms a step on average): "
         f"{each / together:.1f} times as long."

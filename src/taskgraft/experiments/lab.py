@@ -22,7 +22,7 @@ from typing import Any
 from taskgraft import __version__
 from taskgraft.backbones.load import Backbone, load_backbone
 from taskgraft.errors import Diverged, GraftError
-from taskgraft.experiments.data import load
+from taskgraft.experiments.data import is_at_hand, load
 from taskgraft.grafts.fingerprint import fingerprint
 from taskgraft.methods import Method, Pooling
 from taskgraft.tasks.metrics import score_of
@@ -110,11 +110,18 @@ class Lab:
         self._tasks.pop(name, None)
 
     def chosen(self, names: Sequence[str]) -> list[str]:
-        """The tasks of an experiment: those that were asked for, if any were."""
+        """The tasks of an experiment: those that were asked for, or all whose rows can be had."""
         unknown = [name for name in self.setup.tasks if name not in names]
         if unknown:
             raise GraftError(f"task {unknown[0]!r} is not in this experiment: use {', '.join(names)}.")
-        return [name for name in names if not self.setup.tasks or name in self.setup.tasks]
+        missing = self.missing(names)
+        if len(missing) == len(names):
+            raise GraftError(f"none of the tasks of this experiment is in {self.setup.data}: {', '.join(names)}.")
+        return [name for name in names if name not in missing and (not self.setup.tasks or name in self.setup.tasks)]
+
+    def missing(self, names: Sequence[str]) -> list[str]:
+        """The tasks that are left out because their rows cannot be had. Whoever asks for one is told why not."""
+        return [] if self.setup.tasks else [name for name in names if not is_at_hand(name, self.setup.data)]
 
     # -- runs
 

@@ -54,13 +54,16 @@ def of_study(
     return Report(named, [about(found.lab), *sections], record, found.records, chosen, figures)
 
 
-def write(report: Report, lab: Lab, tasks: Sequence[str], folder: Path) -> dict[str, Path]:
-    """Write everything; gives the files by what they are."""
+def write(report: Report, lab: Lab, names: Sequence[str], folder: Path) -> dict[str, Path]:
+    """Write everything; gives the files by what they are. `names` are those of all tasks of the experiment."""
     folder.mkdir(parents=True, exist_ok=True)
+    tasks = lab.chosen(names)
     record = {"title": report.title, **report.found, "runs": [without_answers(run) for run in report.runs]}
     contents = {
         "results.json": json.dumps(record, indent=1).encode(),
-        "table.md": "\n".join([f"# {report.title}\n", *report.sections, data_section(lab, tasks)]).encode(),
+        "table.md": "\n".join(
+            [f"# {report.title}\n", *report.sections, data_section(lab, tasks, lab.missing(names))]
+        ).encode(),
         "environment.json": json.dumps(environment(lab, tasks, report.runs), indent=1).encode(),
     }
     if report.answered:
@@ -121,15 +124,16 @@ def parameters(lab: Lab) -> int:
     return sum(weight.numel() for weight in lab.backbone.model.parameters())
 
 
-def data_section(lab: Lab, tasks: Sequence[str]) -> str:
-    """The rows of each task, and what was done to them."""
+def data_section(lab: Lab, tasks: Sequence[str], missing: Sequence[str]) -> str:
+    """The rows of each task, what was done to them, and which tasks are left out."""
     header = ["task", "metric", "train", "validation", "test", "notes"]
     body = []
     for name in tasks:
         task = lab.task(name)
         sizes = [f"{task.splits[split].num_rows:,}" for split in ("train", "validation", "test")]
         body.append([name, " and ".join(task.metrics), *sizes, " ".join(task.notes)])
-    return f"## The data\n\n{markdown_table(header, body)}"
+    absent = f"\nLeft out, since their rows were not at hand: {', '.join(missing)}.\n" if missing else ""
+    return f"## The data\n\n{markdown_table(header, body)}{absent}"
 
 
 # -- where it ran

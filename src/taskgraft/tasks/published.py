@@ -57,12 +57,22 @@ class Benchmark:
     def has_pairs(self) -> bool:
         return len(self.columns) == 3
 
+    def path(self, folder: Path, part: str) -> Path:
+        """Of one of its files in a folder of data."""
+        return folder / self.folder / f"{part}.parquet"
+
+    def is_at_hand(self, folder: Path | None) -> bool:
+        """Are its files in a folder of data; or, without one, is a copy of it known on the Hub?"""
+        if folder is None:
+            return self.hub is not None
+        return all(self.path(folder, part).is_file() for part in self.files if part not in self.may_lack)
+
 
 def read_files(benchmark: Benchmark, folder: Path) -> tuple[dict[str, pa.Table], list[str]]:
     """The set's files, and what the folder's MANIFEST.json, if there is one, says of them."""
     parts: dict[str, pa.Table] = {}
     for part in benchmark.files:
-        path = folder / benchmark.folder / f"{part}.parquet"
+        path = benchmark.path(folder, part)
         if not path.is_file():
             if part in benchmark.may_lack:
                 continue
