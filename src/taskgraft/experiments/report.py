@@ -126,14 +126,15 @@ def parameters(lab: Lab) -> int:
 
 def data_section(lab: Lab, tasks: Sequence[str], missing: Sequence[str]) -> str:
     """The rows of each task, what was done to them, and which tasks are left out."""
-    header = ["task", "metric", "train", "validation", "test", "notes"]
-    body = []
+    header = ["task", "metric", "train", "validation", "test"]
+    body, notes = [], []
     for name in tasks:
         task = lab.task(name)
         sizes = [f"{task.splits[split].num_rows:,}" for split in ("train", "validation", "test")]
-        body.append([name, " and ".join(task.metrics), *sizes, " ".join(task.notes)])
+        body.append([name, " and ".join(task.metrics), *sizes])
+        notes += [f"- {name}: {' '.join(task.notes)}\n"] if task.notes else []
     absent = f"\nLeft out, since their rows were not at hand: {', '.join(missing)}.\n" if missing else ""
-    return f"## The data\n\n{markdown_table(header, body)}{absent}"
+    return f"## The data\n\n{markdown_table(header, body)}\n{''.join(notes)}{absent}"
 
 
 # -- where it ran
