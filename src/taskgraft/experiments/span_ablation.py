@@ -23,7 +23,7 @@ from taskgraft.reports.tables import markdown_table
 from taskgraft.tasks.metrics import evaluate as judge
 from taskgraft.tasks.metrics import score_of
 from taskgraft.tasks.task import Task
-from taskgraft.training.evaluate import evaluate
+from taskgraft.training.evaluate import encoded_for, evaluate, on_model
 from taskgraft.training.many import Trial, fit_many
 from taskgraft.training.session import lent
 
@@ -75,9 +75,14 @@ def measure(lab: Lab, name: str) -> dict[str, Any]:
 
 def ablated(lab: Lab, graft: Graft, task: Task, layers: int) -> tuple[dict[tuple[int, int], float], float]:
     """The score without the adapters of each span of layers, and with all."""
-    whole = evaluate(lab.backbone, graft, task)["score"]
+    encoded = encoded_for(lab.backbone, graft, task.split("test"))
     spans = [(first, last) for first in range(layers) for last in range(first, layers)]
-    return {span: evaluate(lab.backbone, without(graft, *span), task)["score"] for span in spans}, whole
+
+    def score(what: Graft) -> float:
+        return evaluate(lab.backbone, what, task, encoded=encoded)["score"]
+
+    with on_model(lab.backbone.model, graft):  # beside it the others come and go, and nothing is recorded anew
+        return {span: score(without(graft, *span)) for span in spans}, score(graft)
 
 
 def without(graft: Graft, first: int, last: int) -> Graft:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,17 +16,22 @@ from taskgraft.grafts.joint import JointTask, add_joint
 from taskgraft.tasks.metrics import score_of
 from taskgraft.tasks.task import LABEL_TYPES, Task, text_type
 from taskgraft.tasks.wording import Wording
-from taskgraft.training.encode import encode
+from taskgraft.training.encode import Encoded, encode
 from taskgraft.training.parts import positions
-from taskgraft.training.predict import Prediction, judged, predictions
+from taskgraft.training.predict import Prediction, evaluated_rows, judged, predictions
 from taskgraft.training.session import device_of
 from taskgraft.training.settings import TEXT_LENGTH
 
-BATCH = 64
+BATCH = 32
 
 
-def evaluate(backbone: Backbone, what: Graft | JointTask, task: Task, split: str = "test") -> dict[str, float]:
-    """The metrics of a graft, or of a task of a joint, on a split of a task, and their mean as "score"."""
+def evaluate(
+    backbone: Backbone, what: Graft | JointTask, task: Task, split: str = "test", *, encoded: Encoded | None = None
+) -> dict[str, float]:
+    """The metrics of a graft, or of a task of a joint, on a split of a task, and their mean as "score".
+
+    `encoded` are the split's rows by `encoded_for`: for many grafts on the same rows.
+    """
     graft = graft_of(what)
     kind, labels = kind_of(graft), labels_of(graft)
     if (task.kind, task.labels) != (kind, labels):
@@ -36,7 +41,7 @@ def evaluate(backbone: Backbone, what: Graft | JointTask, task: Task, split: str
         )
     table = task.split(split)
     metrics = list(graft.task.get("metrics") or task.metrics)
-    scores = judged(kind, labels, metrics, table, run(backbone, what, table))
+    scores = judged(kind, labels, metrics, table, run(backbone, what, table, encoded))
     return {"score": score_of(metrics, scores), **scores}
 
 
@@ -87,30 +92,35 @@ def graft_of(what: Graft | JointTask) -> Graft:
     return what if isinstance(what, Graft) else what.graft
 
 
-def run(backbone: Backbone, what: Graft | JointTask, table: pa.Table) -> list[Prediction]:
-    graft = graft_of(what)
-    kind, labels, wording = kind_of(graft), labels_of(graft), wording_of(graft)
-    device = device_of()
-    settings = graft.training.get("settings", {})
-    limit = min(settings.get("max_length") or TEXT_LENGTH, positions(backbone.model.config))
+def encoded_for(backbone: Backbone, graft: Graft, table: pa.Table) -> Encoded:
+    """Rows as a graft reads them."""
+    wording = wording_of(graft)
+    limit = min(settings_of(graft).get("max_length") or TEXT_LENGTH, positions(backbone.model.config))
     if wording is None:
-        encoded = encode(backbone.tokenizer, kind, len(labels), table, limit, with_labels=False)
-    else:
-        encoded = encode(backbone.tokenizer, "text", 0, wording.table(table), limit, with_labels=False)
+        return encode(backbone.tokenizer, kind_of(graft), len(labels_of(graft)), table, limit, with_labels=False)
+    return encode(backbone.tokenizer, "text", 0, wording.table(table), limit, with_labels=False)
+
+
+def run(
+    backbone: Backbone, what: Graft | JointTask, table: pa.Table, encoded: Encoded | None = None
+) -> list[Prediction]:
+    graft = graft_of(what)
+    device = device_of()
+    encoded = encoded_for(backbone, graft, table) if encoded is None else encoded
     backbone.model.to(device)
     with on_model(backbone.model, what) as name:
         return predictions(
             backbone.model,
             name,
             backbone.tokenizer,
-            kind,
-            labels,
+            kind_of(graft),
+            labels_of(graft),
             table,
             encoded,
-            batch_size=BATCH,
+            batch_size=evaluated_rows(BATCH, device),
             device=device,
-            wording=wording,
-            decoding=settings.get("decoding", "auto"),
+            wording=wording_of(graft),
+            decoding=settings_of(graft).get("decoding", "auto"),
         )
 
 
@@ -133,6 +143,12 @@ def on_model(model: Any, what: Graft | JointTask) -> Iterator[str]:
             api.ungraft(model)
         else:
             api.remove_task(model, name)
+
+
+def settings_of(graft: Graft) -> Mapping[str, Any]:
+    """Those it was trained with."""
+    found: Mapping[str, Any] = graft.training.get("settings", {})
+    return found
 
 
 def kind_of(graft: Graft) -> str:
