@@ -65,6 +65,47 @@ def test_whoever_wants_it_alone_goes_before_those_who_come_later() -> None:
     assert order == ["alone", "later"]
 
 
+def test_one_that_is_alone_may_let_others_in() -> None:
+    turns, order = Turns(), list[str]()
+
+    def beside() -> None:
+        with turns.shared():
+            order.append("beside")
+
+    def alone() -> None:
+        with turns.alone():
+            order.append("alone")
+
+    with turns.alone() as share:
+        first = threading.Thread(target=beside)
+        first.start()
+        time.sleep(0.02)
+        assert order == []
+        share()
+        first.join(SOON)
+        assert order == ["beside"]
+        second = threading.Thread(target=alone)
+        second.start()
+        time.sleep(0.02)
+        assert order == ["beside"]  # what was put there is in use
+    second.join(SOON)
+    assert order == ["beside", "alone"]
+
+
+def test_an_error_after_others_were_let_in_gives_the_turn_back() -> None:
+    turns = Turns()
+
+    def fail() -> None:
+        with turns.alone() as share:
+            share()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    with turns.alone():
+        pass
+
+
 def test_an_error_inside_gives_the_turn_back() -> None:
     turns = Turns()
     for kind in (turns.alone, turns.shared):

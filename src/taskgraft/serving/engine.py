@@ -327,29 +327,30 @@ class Engine:
             return next_batch(self._ready, self.tokens, self.padding) or None
 
     def _answer(self, rows: Sequence[Row]) -> None:
-        """Run a batch, beside others if all that it needs is on the model."""
+        """Run a batch beside others; what is not on the model yet is put there alone, in parts if not all fits."""
         with self._turns.shared():
             if all(row.asked.task.key in self.residents.order for row in rows):
-                self._answer_now(rows)
-                return
-        with self._turns.alone():
-            self._answer_now(rows)
-
-    def _answer_now(self, rows: Sequence[Row]) -> None:
-        """Run a batch, in parts if the grafts that it needs do not fit on the device together."""
-        while rows:
-            fits: dict[Version, bool] = {}
-            for row in rows:
-                version = row.asked.task
-                if self._still_wanted(row.asked) and version not in fits:
-                    try:
-                        fits[version] = self._place(version, [one for one, there in fits.items() if there])
-                    except Exception as error:
-                        self._finish(row.asked, unreadable(version, error, "placing"))
-            wanted = [row for row in rows if not row.asked.finished and row.asked.task in fits]
-            if placed := [row for row in wanted if fits[row.asked.task]]:
+                placed, _ = self._placed(rows)
                 self._run_batch(placed)
-            rows = [row for row in wanted if not fits[row.asked.task]]
+                return
+        while rows:
+            with self._turns.alone() as share:
+                placed, rows = self._placed(rows)
+                share()
+                self._run_batch(placed)
+
+    def _placed(self, rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
+        """Rows whose grafts are on the model now, and those whose grafts find no room beside the others'."""
+        fits: dict[Version, bool] = {}
+        for row in rows:
+            version = row.asked.task
+            if self._still_wanted(row.asked) and version not in fits:
+                try:
+                    fits[version] = self._place(version, [one for one, there in fits.items() if there])
+                except Exception as error:
+                    self._finish(row.asked, unreadable(version, error, "placing"))
+        wanted = [row for row in rows if not row.asked.finished and row.asked.task in fits]
+        return [row for row in wanted if fits[row.asked.task]], [row for row in wanted if not fits[row.asked.task]]
 
     def _place(self, version: Version, keep: Sequence[Version]) -> bool:
         placed = self.residents.place(version, keep)
@@ -374,6 +375,8 @@ class Engine:
 
     def _run_batch(self, rows: Sequence[Row]) -> None:
         """One pass through the backbone for rows whose grafts are on it."""
+        if not rows:
+            return
         started = time.monotonic()
         try:
             padded = self._forward(rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
@@ -28,7 +28,8 @@ class Turns:
                 self._changed.notify_all()
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def alone(self) -> Iterator[Callable[[], None]]:
+        """Gives a function that lets others in beside it: from its call on the turn is a shared one."""
         with self._changed:
             self._wanting += 1
             try:
@@ -36,9 +37,21 @@ class Turns:
                 self._alone = True
             finally:
                 self._wanting -= 1
+        shares = False
+
+        def share() -> None:
+            nonlocal shares
+            with self._changed:
+                self._alone, shares = False, True
+                self._sharing += 1
+                self._changed.notify_all()
+
         try:
-            yield
+            yield share
         finally:
             with self._changed:
-                self._alone = False
+                if shares:
+                    self._sharing -= 1
+                else:
+                    self._alone = False
                 self._changed.notify_all()
