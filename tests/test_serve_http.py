@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gc
 import json
 import logging
 import os
@@ -677,6 +678,18 @@ def test_slow_senders_are_cut_off(own: tuple[Engine, World], monkeypatch: pytest
             answer = received(sender)
         assert answer.startswith(b"HTTP/1.1 408") and b'"invalid_request"' in answer and b"connection: close" in answer
         assert httpx.post(url + PREDICT, json={"text": "a"}).status_code == 200
+
+
+def test_the_collector_leaves_what_was_loaded_alone_while_it_serves(world: World) -> None:
+    seen = []
+
+    def announce() -> None:
+        seen.append(gc.get_freeze_count())
+        signal.raise_signal(signal.SIGTERM)
+
+    with engine_on(world.folder) as engine:
+        serving.serve(create_app(engine), serving.listen("127.0.0.1", 0), announce)
+    assert seen[0] > 10_000 and gc.get_freeze_count() == 0
 
 
 def test_a_body_that_is_too_large_is_refused_before_it_is_sent(own: tuple[Engine, World]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
@@ -140,10 +141,17 @@ def serve(app: FastAPI, listening: socket.socket, announce: Callable[[], None]) 
     def heard(number: int, frame: FrameType | None) -> None:
         """uvicorn raises the signal again once it has stopped; it has been answered then."""
 
+    def ready() -> None:
+        """What is loaded by now stays, and for the collector to look through all of it takes longer than a batch."""
+        gc.collect()
+        gc.freeze()
+        announce()
+
     before = {number: signal.signal(number, heard) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        server_of(app, announce).run([listening])
+        server_of(app, ready).run([listening])
     finally:
+        gc.unfreeze()
         for number, handler in before.items():
             signal.signal(number, handler)
 
