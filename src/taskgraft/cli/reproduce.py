@@ -81,6 +81,7 @@ def reproduce(
     )  # fmt: skip
     lab = Lab(setup)
     module = importlib.import_module(experiment.module)
+    lab.chosen(module.TASKS)  # or it is told why there are none
     if missing := lab.missing(module.TASKS):
         output.say(f"Not at hand, and left out: {', '.join(missing)}.")
     try:

@@ -112,7 +112,7 @@ def about(lab: Lab, seeds: bool = True) -> str:
     """The sentence that every table has: on what, with how much, chosen how."""
     setup = lab.setup
     rows = "all training rows" if setup.rows is None else f"at most {setup.rows:,} training rows of each task"
-    drawn = f"; mean of {setup.seeds} seeds" if seeds else ""
+    drawn = "" if not seeds else "; one seed" if setup.seeds == 1 else f"; mean of {setup.seeds} seeds"
     return (
         f"Backbone {lab.backbone.name} ({count_text(parameters(lab))} parameters), {rows}{drawn}. Settings chosen on "
         "rows held out of train; scores on rows that chose nothing, in points of 100. Not the paper's models or data: "
