@@ -22,7 +22,7 @@ from taskgraft.training.predict import Prediction, evaluated_rows, judged, predi
 from taskgraft.training.session import device_of
 from taskgraft.training.settings import TEXT_LENGTH
 
-BATCH = 32
+BATCH = 32  # rows that training would have; `evaluated_rows` says how many more fit here
 
 
 def evaluate(
