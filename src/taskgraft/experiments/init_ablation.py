@@ -16,7 +16,7 @@ PAPER = 1e-2
 
 def run(lab: Lab) -> Report:
     tasks = lab.chosen(TASKS)
-    rates = arms.PAPER_RATES if lab.setup.full else (1e-3,)
+    rates = arms.PAPER_RATES if lab.setup.full else (1e-3, 3e-3)
     epochs = arms.PAPER_EPOCHS if lab.setup.full else (arms.LONG,)
     names = {sigma: f"{sigma:.0e}" for sigma in SIGMAS}
     found = study(lab, tasks, [Arm(names[s], options([arms.adapter(lab, init_std=s)], rates, epochs)) for s in SIGMAS])

@@ -56,13 +56,13 @@ def lines(lab: Lab) -> list[Arm]:
     full = lab.setup.full
     rates = arms.PAPER_RATES if full else (1e-3, 3e-3)
     own = arms.PAPER_RATES if full else (1e-4, 3e-4)
-    epochs, fewer = (arms.PAPER_EPOCHS, arms.PAPER_EPOCHS) if full else ((8,), (6,))
+    epochs = arms.PAPER_EPOCHS if full else (6,)
     sized = [Arm(f"adapters {size}", options([arms.adapter(lab, size)], rates, epochs)) for size in SIZES]
-    tops = [Arm(f"top {k}", arms.top(lab, k, own, fewer)) for k in range(1, arms.layers(lab) + 1)]
+    tops = [Arm(f"top {k}", arms.top(lab, k, own, epochs)) for k in range(1, arms.layers(lab) + 1)]
     others = [
         Arm(arms.NORMS, options([NormsOnly(pooling=pooling)], (3e-3, 1e-2), epochs)),
         Arm(arms.HEAD, options([HeadOnly(pooling=pooling)], (3e-3, 1e-2), (60,))),
-        Arm(arms.FULL, options([FullFineTuning(pooling=pooling)], own, fewer)),
+        Arm(arms.FULL, options([FullFineTuning(pooling=pooling)], own, epochs)),
     ]
     return [*sized, *tops, *others]
 

@@ -32,7 +32,7 @@ DESIGNS: dict[str, dict[str, Any]] = {
 def run(lab: Lab) -> Report:
     tasks = lab.chosen(TASKS)
     rates = arms.PAPER_RATES if lab.setup.full else (1e-3, 3e-3)
-    epochs = arms.PAPER_EPOCHS if lab.setup.full else (arms.LONG,)
+    epochs = arms.PAPER_EPOCHS if lab.setup.full else (8,)
     designs = {PAPER: {}, **DESIGNS}
     found = study(lab, tasks, [Arm(name, options([arms.adapter(lab, **changes)], rates, epochs))
                                for name, changes in designs.items()])  # fmt: skip
