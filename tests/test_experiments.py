@@ -293,6 +293,15 @@ def test_validation_chooses_and_the_further_seeds_are_of_the_winner(told: tuple[
     ]
 
 
+def test_the_best_seed_is_the_one_that_validation_picks(told: tuple[Lab, list[Job]]) -> None:
+    made, _ = told
+    found = study.study(made, ["rte"], [Arm("a", (Option(arms.adapter(made, 4), 0.1, 1),))])
+    first, second = found.cell("a", "rte").runs
+    first["validation"] = second["validation"] + 0.1  # although its test score is the lower one
+    assert first["test"] < second["test"] and found.best_seeds().cell("a", "rte").runs == [first]
+    assert found.cell("a", "rte").runs == [first, second]
+
+
 def test_no_more_trials_than_asked_for(told: tuple[Lab, list[Job]]) -> None:
     made, asked = told
     study.study(made, ["rte"], [arms.full(made), arms.adapters(made)])

@@ -81,6 +81,9 @@ def claim_a(lab: Lab, found: Study, gap: Interval) -> dict[str, Any]:
         there = found.difference(arms.ADAPTERS, arms.FULL, large)
         sentence += f" On {', '.join(large)} alone, which have at least {MANY_ROWS:,} test rows: {signed(there)}."
         record["large"] = {"tasks": large, **there.to_json()}
+    picked = found.best_seeds().difference(arms.ADAPTERS, arms.FULL)
+    sentence += f" With the best seed of each by validation, as the paper picks it: {signed(picked)}."
+    record["best_seeds"] = picked.to_json()
     return {**record, "sentence": sentence}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
@@ -114,6 +114,12 @@ class Study:
             arm: {ALL: self.difference(arm, base), **{task: self.difference(arm, base, [task]) for task in self.tasks}}
             for arm in others
         }
+
+    def best_seeds(self) -> Study:
+        """The same with one run of each cell: the best by validation, as Houlsby et al. pick it."""
+        best = {key: replace(cell, runs=[max(cell.runs, key=lambda run: run["validation"])])
+                for key, cell in self.cells.items()}  # fmt: skip
+        return Study(self.tasks, self.arms, best, self.records, self.lab)
 
     def drawn(self, arm: str, task: str) -> Drawn:
         if (arm, task) not in self._drawn:

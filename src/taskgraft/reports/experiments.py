@@ -19,34 +19,41 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-WIDTH = 0.7  # of a task's place, shared by the arms
+WIDTH = 0.8  # of a task's line, shared by the arms
 NAME, LEGEND_LINE = 1.95, 0.25  # inches that a name in a legend needs, across and down
+LETTER, TITLE_LETTER = 0.085, 0.105  # inches of a letter beside an axis and in a title
 
 
 def differences_figure(
     against: Mapping[str, Mapping[str, Interval]], tasks: Sequence[str], axis: str, title: str
 ) -> Figure:
-    """A place for the average and for each task, in it a mark for each arm with its 95 % interval; zero is a line."""
-    width = max(8.0, 1.6 + 0.95 * (len(tasks) + 1))
-    figure, axes = plain(title, width, 5.0, names=len(against))
-    places = ["all", *tasks]
-    step = WIDTH / max(1, len(against) - 1)
+    """A line for the average and for each task, on it a mark for each arm with its 95 % interval; zero is a line.
+
+    Without tasks each arm has a line of its own, for the average.
+    """
+    apart = not tasks
+    lines = list(against) if apart else ["average", *tasks]
+    left = 0.4 + LETTER * max(map(len, lines))
+    height = 1.7 + len(lines) * (0.3 if apart else 0.16 + 0.17 * len(against))
+    figure, axes = plain(title, left + 6.4, height, names=0 if apart else len(against), left=left)
     for number, (arm, row) in enumerate(against.items()):
-        colour, marker = STYLES[number % len(STYLES)]
-        x = [place - WIDTH / 2 + number * step for place in range(len(places))]
-        mean = [100 * row[task].mean for task in places]
-        below = [100 * (row[task].mean - row[task].low) for task in places]
-        above = [100 * (row[task].high - row[task].mean) for task in places]
-        hollow = number >= len(STYLES)  # the second time that a colour and a shape come
-        axes.errorbar(x, mean, [below, above], fmt=marker, color=colour, label=arm, markersize=6, elinewidth=1.3,
-                      markerfacecolor="white" if hollow else colour, markeredgewidth=1.2 if hollow else 0.7,
-                      markeredgecolor=colour if hollow else "white")  # fmt: skip
-    axes.axhline(0, color=INK, linewidth=1)
-    if tasks:
-        axes.axvline(0.5, color="#d0d0d0", linewidth=0.8)
-    axes.set_xticks(range(len(places)), ["average", *tasks])
-    axes.set_ylabel(axis, color=INK)
-    legend(figure, axes)
+        colour, marker = STYLES[0 if apart else number % len(STYLES)]
+        found = [row[task] for task in (["all"] if apart else ["all", *tasks])]
+        aside = 0.0 if apart else WIDTH * ((number + 0.5) / len(against) - 0.5)
+        y = [number] if apart else [line + aside for line in range(len(lines))]
+        spread = [[100 * (gap.mean - gap.low) for gap in found], [100 * (gap.high - gap.mean) for gap in found]]
+        axes.errorbar([100 * gap.mean for gap in found], y, xerr=spread, fmt=marker, color=colour, label=arm,
+                      markersize=6, elinewidth=1.3, markeredgewidth=0.7, markeredgecolor="white")  # fmt: skip
+    axes.axvline(0, color=INK, linewidth=1)
+    if not apart:
+        axes.axhline(0.5, color="#d0d0d0", linewidth=0.8)
+    axes.set_yticks(range(len(lines)), lines)
+    axes.set_ylim(len(lines) - 0.5, -0.5)
+    axes.grid(visible=False, axis="y")
+    axes.grid(axis="x", color="#e4e4e4", linewidth=0.8)
+    axes.set_xlabel(axis, color=INK)
+    if not apart:
+        legend(figure, axes)
     return figure
 
 
@@ -130,13 +137,14 @@ def heat_figure(matrix: npt.NDArray[np.float64], branches: Sequence[Sequence[flo
     beside.grid(visible=False, axis="y")
     beside.set_xlabel("length added over length of the input", color=INK)
     beside.set_title("each layer's branches", fontsize=10.5, color=INK)
-    beside.legend(frameon=False, fontsize=9, labelcolor=INK)
+    beside.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.06), ncols=2, frameon=False, fontsize=9, labelcolor=INK)
     return figure
 
 
 def growth_figure(tasks: Sequence[str], sizes: Sequence[float], title: str) -> Figure:
     """Parameters of all tasks so far, as multiples of one backbone, and those of a copy for each."""
-    figure, axes = plain(title, 2 + 0.42 * len(tasks), 5.4)
+    below = 0.4 + 0.6 * LETTER * max(map(len, tasks))  # the names are slanted
+    figure, axes = plain(title, max(7.0, 2 + 0.42 * len(tasks)), 4.2 + below, bottom=below)
     places = range(len(tasks))
     lines: dict[str, list[float]] = {
         "grafts on one backbone": list(sizes),
@@ -150,7 +158,6 @@ def growth_figure(tasks: Sequence[str], sizes: Sequence[float], title: str) -> F
     axes.set_xticks(places, tasks, rotation=40, ha="right", fontsize=8.5)
     axes.set_ylim(0, None)
     axes.set_ylabel("backbones' worth of parameters", color=INK)
-    figure.subplots_adjust(bottom=0.3)
     legend(figure, axes)
     return figure
 
@@ -158,15 +165,21 @@ def growth_figure(tasks: Sequence[str], sizes: Sequence[float], title: str) -> F
 # -- what all have in common
 
 
-def plain(title: str, width: float, height: float, panels: int = 1, names: int = 1) -> tuple[Figure, Any]:
-    """A figure with little ink: title on the left, room for a legend of so many names under it, a grid across."""
+def plain(
+    title: str, width: float, height: float, panels: int = 1, names: int = 1, left: float = 0.8, bottom: float = 0.65
+) -> tuple[Figure, Any]:
+    """A figure with little ink: title on the left, room for a legend of so many names under it, a grid across.
+
+    `left` and `bottom` are inches beside the axes.
+    """
     from matplotlib.figure import Figure
 
+    width = max(width, 0.4 + TITLE_LETTER * len(title))
     above = 0.75 + LEGEND_LINE * math.ceil(names / columns_of(width))
     height += above - 1.0
     figure = Figure(figsize=(width, height))
     found = figure.subplots(1, panels, squeeze=False)[0]
-    figure.subplots_adjust(left=0.8 / width, right=1 - 0.2 / width, bottom=0.65 / height, top=1 - above / height,
+    figure.subplots_adjust(left=left / width, right=1 - 0.2 / width, bottom=bottom / height, top=1 - above / height,
                            wspace=0.22)  # fmt: skip
     figure.text(0.2 / width, 1 - 0.3 / height, title, fontsize=12.5, fontweight="bold", color=INK, va="center")
     for axes in found:
