@@ -280,6 +280,8 @@ BAD: list[tuple[list[str], str]] = [
     ([*TWO, "--batches", "some"], "batches='some' is unknown: use mixed, single"),
     ([*TWO, "--test", "new.csv"], "--test new.csv would be every task's"),
     (["train", "mood.csv", "--temperature", "2"], "--temperature is for several tasks"),
+    (["train", "mood.csv", "--epoch-steps", "2"], "--epoch-steps is for several tasks"),
+    ([*TWO, "--epoch-steps", "0"], "epoch_steps=0 must be a whole number of at least 1"),
     (["train", "mood.csv", "--name", "house"], "'house' is tasks that were trained together in the store"),
     ([*TWO, "--name", "mood"], "'mood' is the name of one of the tasks"),
     (["predict", "house/nothing", "x"], "task 'nothing' is not among those trained together"),

@@ -395,11 +395,21 @@ def test_a_run_that_was_stopped_ends_with_the_same_bits(
     assert resumed.history == unbroken.history and resumed.results == unbroken.results
     if at == 5:
         others: list[dict[str, Any]] = [{"temperature": 2.0}, {"weighting": "loss"}, {"batches": "single"}]
+        others.append({"epoch_steps": 7})
         for other in [*others, {"given": tasks[::-1]}, {"given": tasks[:2]}]:
             listener = Told(1)
             with pytest.raises(Stopped):
                 run(listener, **other)
             assert listener.first == 0, f"the state of another run was taken up with {other}"
+
+
+def test_an_epoch_has_as_many_steps_as_asked_for() -> None:
+    tasks = several(POOLED)
+    run = tg.fit(tiny.backbone(), tasks, PLUS, **{**FAST, "epochs": 2, "epoch_steps": 3, "accumulation": 2})
+    assert (run.steps, run.epochs) == (6, 2)
+    assert {name: len(given) for name, given in run.answers.items()} == {
+        task.name: task.splits["test"].num_rows for task in tasks if "test" in task.splits
+    }
 
 
 def test_the_seed_decides_and_nothing_else_that_is_random() -> None:

@@ -138,6 +138,9 @@ class Together:
     own_rate: Annotated[
         float | None, option(TOGETHER, "The rate of what is a task's own: embedding, head.", default="by the backbone")
     ] = Settings.own_rate
+    epoch_steps: Annotated[
+        int | None, option(TOGETHER, "Steps of what counts as an epoch.", default="as many as all rows make")
+    ] = Settings.epoch_steps
 
     def settings(self) -> dict[str, Any]:
         """As fields of `Settings`, checked."""

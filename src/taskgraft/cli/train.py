@@ -116,9 +116,10 @@ def train(
 
 def check_alone(together: Together) -> None:
     """Refuse options that say how several tasks take turns, where there is one."""
-    for option in ("temperature", "batches", "weighting"):
+    for option in ("temperature", "batches", "weighting", "epoch_steps"):
         if getattr(together, option) != getattr(Together(), option):
-            raise GraftError(f"--{option} is for several tasks that are trained together, and there is one.")
+            flag = option.replace("_", "-")
+            raise GraftError(f"--{flag} is for several tasks that are trained together, and there is one.")
 
 
 def is_share(text: str) -> bool:

@@ -43,6 +43,8 @@ class Course:
         self.kept = {name: weight.clone() for name, weight in self.weights.items()}
         lengths = {name: part.encoded["train"].lengths for name, part in parts.items()}
         batches = math.ceil(sum(map(len, lengths.values())) / settings.batch_size)
+        if len(parts) > 1 and settings.epoch_steps is not None:
+            batches = settings.epoch_steps * settings.accumulation
         self.sampler = sampler_for(lengths, batches, settings) if len(parts) > 1 else None
         self.loss_weights = {} if self.sampler is None else self.sampler.loss_weights
         self.steps_per_epoch = math.ceil(batches / settings.accumulation)

@@ -17,6 +17,7 @@ from taskgraft.tasks.metrics import score_of
 from taskgraft.tasks.task import Task
 from taskgraft.training.course import Course
 from taskgraft.training.parts import Part, part_of
+from taskgraft.training.predict import Prediction
 from taskgraft.training.progress import Progress
 from taskgraft.training.session import backbone_parameters, changed, device_of, mounted, trained
 from taskgraft.training.settings import Settings
@@ -40,6 +41,7 @@ class JointRun:
     history: list[dict[str, Any]] = field(repr=False)
     joint: Joint = field(repr=False)
     grafts: dict[str, Graft] = field(repr=False)  # each task written out; none where the backbone itself was trained
+    answers: dict[str, list[Any]] = field(default_factory=dict, repr=False)  # by task, to its test rows
 
 
 def fit_joint(
@@ -70,7 +72,7 @@ def fit_joint(
     known_as = identity(model, backbone.name)
     mount = mounted(model, {part.name: part.head for part in parts}, method, settings.seed)
     with trained(backbone, parts, method, settings, mount, run=run, progress=progress, track=track) as (loop, course):
-        return joint_run(backbone, parts, method, course, loop.evaluate(course, "test"), total, known_as)
+        return joint_run(backbone, parts, method, course, loop.predictions(course, "test"), total, known_as)
 
 
 def default_method(backbone: Backbone) -> HyperFormer:
@@ -85,12 +87,13 @@ def joint_run(
     parts: Sequence[Part],
     method: Method,
     course: Course,
-    test: dict[str, dict[str, float]],
+    tested: Mapping[str, Sequence[Prediction]],
     total: int,
     known_as: Mapping[str, Any],
 ) -> JointRun:
-    """What came of a course over several tasks, which are still on the model."""
+    """What came of a course over several tasks, which are still on the model. `tested` are answers to test rows."""
     model, validation = backbone.model, course.validation
+    test = {name: course.parts[name].judged("test", found) for name, found in tested.items()}
     results = {part.name: result_of(part, validation.get(part.name, {}), test.get(part.name, {})) for part in parts}
     judged = {name: test.get(name) or validation[name] for name in course.parts if name in test or name in validation}
     score = course.score(judged)
@@ -117,6 +120,7 @@ def joint_run(
         history=course.history,
         joint=joint,
         grafts={} if method.trains_backbone else grafts_in(model, joint),
+        answers={name: [prediction.answer for prediction in found] for name, found in tested.items()},
     )
 
 

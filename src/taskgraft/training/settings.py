@@ -37,6 +37,7 @@ class Settings:
     Of several tasks that are trained together, each counts by `(rows / all rows) ** (1 / temperature)`: it is drawn
     that often, or (`weighting="loss"`) drawn by its rows and weighted. `batches` are mixed, or of a "single" task each.
     `own_rate` is the learning rate of what is a task's own (embedding, head), beside weights that tasks share.
+    `epoch_steps` are the steps of what counts as an epoch there; None: as many as all tasks' rows make.
     `decoding` is for models that write: the likeliest of a task's labels, or what greedy decoding gives.
     """
 
@@ -57,15 +58,16 @@ class Settings:
     batches: Batches = "mixed"
     weighting: Weighting = "sampling"
     own_rate: float | None = None
+    epoch_steps: int | None = None
     decoding: Decoding = "auto"
     seed: int = 0
     checkpoint_seconds: float = 60.0
 
     def __post_init__(self) -> None:
-        for field in ("epochs", "batch_size", "accumulation", "max_length", "patience"):
+        for field in ("epochs", "batch_size", "accumulation", "max_length", "patience", "epoch_steps"):
             value = getattr(self, field)
             whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-            if not whole and not (field in ("epochs", "max_length") and value is None):
+            if not whole and not (field in ("epochs", "max_length", "epoch_steps") and value is None):
                 raise GraftError(f"{field}={value!r} must be a whole number of at least 1.")
         if not isinstance(self.seed, int) or self.seed < 0:
             raise GraftError(f"seed={self.seed!r} must be a whole number of at least 0.")
