@@ -18,7 +18,7 @@ import torch
 
 import taskgraft as tg
 from taskgraft.errors import Diverged, GraftError
-from taskgraft.experiments import arms, glue, lab, span_ablation, study
+from taskgraft.experiments import arms, company, glue, lab, span_ablation, study
 from taskgraft.experiments.data import CLASSIFICATION, GLUE, capped, load
 from taskgraft.experiments.lab import Job, Lab, Setup
 from taskgraft.experiments.names import EXPERIMENTS
@@ -28,7 +28,7 @@ from test_cli import Done, taskgraft, well
 
 import tiny
 
-SMALL = ["--rows", "40", "--seeds", "2", "--trials", "1", "--epochs", "1", "--configurations", "3"]
+SMALL = ["--rows", "40", "--seeds", "2", "--trials", "1", "--epochs", "1", "--configurations", "3", "--steps", "2"]
 TASKS = {
     "glue": "cola,stsb,qqp",
     "tradeoff": "cola,rte",
@@ -36,6 +36,10 @@ TASKS = {
     "stream": "rte,sms_spam",
     "classification": "sms_spam,crowdflower_airline",
     "variants": "rte",
+    "hyper-glue": "cola,mrpc",
+    "hyper-ablation": "cola,mrpc",
+    "low-resource": "mrpc,qqp",
+    "task-map": "cola,mrpc,rte",
 }
 
 
@@ -78,7 +82,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         benchmark = benchmark_named(name)
         assert benchmark is not None
         dev = "validation_matched" if name == "mnli" else "validation"
-        write_set(folder, name, {"train": 1_100 if benchmark.published["train"] >= 10_000 else 80, dev: 30})
+        write_set(folder, name, {"train": 1_200 if benchmark.published["train"] >= 10_000 else 80, dev: 30})
     for name in CLASSIFICATION:
         benchmark = benchmark_named(name)
         assert benchmark is not None
@@ -102,6 +106,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", list(EXPERIMENTS))
 def test_every_experiment_from_its_data_to_its_table(name: str, data: Path, backbone: str, results: Path) -> None:
     words = ["reproduce", name, "--data-dir", str(data), "--backbone", backbone, "--out", str(results), *SMALL]
+    rows = 100 if name == "low-resource" else 40  # its fewest
+    words += ["--rows", str(rows)]
     done = well(*words, "--json", *(["--tasks", TASKS[name]] if name in TASKS else []))
     record = json.loads(done.out.splitlines()[-1])
     folder = results / name
@@ -110,13 +116,14 @@ def test_every_experiment_from_its_data_to_its_table(name: str, data: Path, back
     assert any(file.endswith(".png") for file in files)
     assert record["experiment"] == name and set(record["files"].values()) == {str(folder / file) for file in files}
     table, found = (folder / "table.md").read_text(), json.loads((folder / "results.json").read_text())
-    assert "Not the paper's models or data" in table and "## The data" in table and "40 of " in table
-    assert found["runs"] and all("answers" not in run for run in found["runs"])
+    assert "Not the paper's models or data" in table and "## The data" in table and f"{rows} of " in table
+    assert found["runs"] and '"answers"' not in json.dumps(found["runs"])
     environment = json.loads((folder / "environment.json").read_text())
-    assert environment["backbone"]["name"] == backbone and environment["setup"]["rows"] == 40
+    assert environment["backbone"]["name"] == backbone and environment["setup"]["rows"] == rows
     if "answers.json.gz" in files:
         answers = json.loads(gzip.decompress((folder / "answers.json.gz").read_bytes()))
-        assert set(answers) <= {run["name"] for run in found["runs"]}
+        assert {name.split("/")[0] for name in answers} <= {run["name"] for run in found["runs"]}
+        assert all(given for name, given in answers.items() if "automl" not in name)
 
 
 def test_the_same_command_again_repeats_no_run(data: Path, backbone: str, results: Path) -> None:
@@ -336,6 +343,36 @@ def test_claim_a_needs_both_the_score_and_the_size(told: tuple[Lab, list[Job]]) 
         for run in cell.runs:
             run["trained"] = 10**9
     assert not glue.claim_a(made, found, close)["holds"]
+
+
+# -- tasks in company
+
+
+def test_tasks_in_company_are_learned_in_one_run_and_count_by_their_metrics(setup: Setup) -> None:
+    made = Lab(replace(setup, protocol="hyperformer", steps=2, trials=1))
+    tasks = ["rte", "mrpc"]
+    found = study.study(made, tasks, [company.arm(made, "a", company.hyperformer(made))], columns=True)
+    assert len(found.records) == 2  # one a seed
+    for task in tasks:
+        runs = found.cell("a", task).runs
+        assert [len(run["answers"]) for run in runs] == [made.task(task).split("test").num_rows] * 2
+        assert runs[0]["trained"] == found.records[0]["trained"] // 2
+    columns = [company.mean_of(found, "a", *column) for column in company.columns_of(made, tasks)]
+    assert len(columns) == 3 and found.average("a") == pytest.approx(sum(columns) / 3)
+    assert found.average("a") == pytest.approx(sum(run["test"] for run in found.records) / 2)
+
+
+def test_the_papers_steps_and_warm_up(setup: Setup) -> None:
+    settings = Lab(replace(setup, full=True, steps=2**18, epochs=None)).settings_together(3e-4, None, 0)
+    assert (settings.epochs or 0) * (settings.epoch_steps or 0) == 2**18 and settings.batch_size == 32
+    assert settings.warmup * 2**18 == 500 and settings.weight_decay == 0
+
+
+def test_other_draws_are_other_rows_of_the_same_task(setup: Setup) -> None:
+    made = Lab(setup)
+    one, other = (made.at(40, draw).task("qqp") for draw in (0, 1))
+    assert one.split("train") != other.split("train") and one.split("train").num_rows == other.split("train").num_rows
+    assert one.split("test") == other.split("test") and one.split("validation") == other.split("validation")
 
 
 # -- spans

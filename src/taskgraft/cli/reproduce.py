@@ -46,6 +46,9 @@ def reproduce(
     seeds: Annotated[int, size("Runs of each chosen setting.", min=1)] = 3,
     trials: Annotated[int | None, size("Settings of a method and task to choose from.", default="6", min=1)] = None,
     epochs: Annotated[int | None, size("Passes over the rows, at most.", default="by the method", min=1)] = None,
+    steps: Annotated[
+        int | None, size("Of a run of several tasks together.", default="8000; 262144 with --full", min=1)
+    ] = None,
     configurations: Annotated[int, size("That the search without a backbone tries.", min=1)] = 200,
     workers: Annotated[int, size("Processes for runs that cannot share passes.", min=1)] = 1,
     pooling: Annotated[
@@ -58,7 +61,7 @@ def reproduce(
     full: Annotated[bool, size("The paper's own grid, seeds, rows and backbone.", "--full")] = False,
     json: Json = False,
 ) -> None:
-    """Run an experiment of Houlsby et al.: a table, a figure, every run, and the environment."""
+    """Run an experiment of the papers: a table, a figure, every run, and the environment."""
     output = Output(json)
     if name not in EXPERIMENTS:
         raise GraftError(f"the experiment {name!r} is unknown: use one of {', '.join(EXPERIMENTS)}.")
@@ -76,6 +79,7 @@ def reproduce(
     make(folder)
     setup = Setup(
         runs=out / "runs", data=data_dir, epochs=epochs, trials=trials, configurations=configurations,
+        steps=steps or (2**18 if full else Setup.steps), protocol=experiment.protocol,
         tasks=() if tasks is None else tuple(tasks.split(",")), workers=workers, full=full, runs_only=runs_only,
         **chosen,
     )  # fmt: skip

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from taskgraft.experiments.names import Protocol
 from taskgraft.tasks.benchmarks import BENCHMARKS, benchmark_named, load_benchmark
 from taskgraft.tasks.task import Task
 
@@ -17,15 +18,17 @@ SQUAD = "squad"
 METRICS = {"mrpc": "f1", "qqp": "f1", "stsb": "spearman"}  # one each, as Houlsby et al. report them
 
 
-def load(name: str, data: Path | None, rows: int | None) -> Task:
-    """A task whose validation rows are held out of train and whose test rows chose nothing.
+def load(name: str, data: Path | None, rows: int | None, protocol: Protocol = "houlsby", draw: int = 0) -> Task:
+    """A task whose test rows chose nothing, judged as one of the papers does.
 
-    For GLUE and SQuAD the test rows are the published validation rows, since the labels of the test rows are hidden.
+    Houlsby et al.: validation rows are held out of train; for GLUE and SQuAD the test rows are the published validation
+    rows, since the labels of the test rows are hidden; one metric each. HyperFormer: the published validation rows of
+    small tasks are halved into validation and test; all metrics of GLUE.
     """
-    task = load_benchmark(name, data, whole_dev=True)
-    if name in METRICS:
+    task = load_benchmark(name, data, whole_dev=protocol == "houlsby")
+    if protocol == "houlsby" and name in METRICS:
         task = replace(task, metrics=(METRICS[name],))
-    return capped(task, rows)
+    return capped(task, rows, draw)
 
 
 def is_at_hand(name: str, data: Path | None) -> bool:
@@ -33,12 +36,12 @@ def is_at_hand(name: str, data: Path | None) -> bool:
     return benchmark is not None and benchmark.is_at_hand(data)
 
 
-def capped(task: Task, rows: int | None) -> Task:
-    """At most so many training rows, drawn at random, always the same ones."""
+def capped(task: Task, rows: int | None, draw: int = 0) -> Task:
+    """At most so many training rows, drawn at random, for one draw always the same ones."""
     train = task.split("train")
     if rows is None or train.num_rows <= rows:
         return task
     # RandomState and not a Generator: its draws are promised never to change.
-    kept = np.sort(np.random.RandomState(0).permutation(train.num_rows)[:rows])
+    kept = np.sort(np.random.RandomState(draw).permutation(train.num_rows)[:rows])
     note = f"{rows:,} of {train.num_rows:,} training rows are used, drawn at random."
     return replace(task, splits={**task.splits, "train": train.take(pa.array(kept))}, notes=(*task.notes, note))

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from multiprocessing import get_context
 from pathlib import Path
@@ -23,8 +23,9 @@ from taskgraft import __version__
 from taskgraft.backbones.load import Backbone, load_backbone
 from taskgraft.errors import Diverged, GraftError
 from taskgraft.experiments.data import is_at_hand, load
+from taskgraft.experiments.names import Protocol
 from taskgraft.grafts.fingerprint import fingerprint
-from taskgraft.methods import Method, Pooling
+from taskgraft.methods import HyperFormer, Method, Pooling
 from taskgraft.tasks.metrics import score_of
 from taskgraft.tasks.task import Task
 from taskgraft.training import sweep
@@ -38,6 +39,7 @@ from taskgraft.training.sweep import OUTCOME
 Record = dict[str, Any]
 AUTOML = "automl"
 MOST_STEPS = 4_000
+VALIDATIONS = 8  # of a run of several tasks
 STILL = ("checkpoint_seconds",)  # settings that change nothing of a run
 
 
@@ -56,21 +58,32 @@ class Setup:
     seeds: int = 3
     epochs: int | None = None  # at most
     trials: int | None = None  # of each method and task, at most
+    steps: int = 8_000  # of a run of several tasks together
     tasks: tuple[str, ...] = ()  # of the experiment's own, if not all
     configurations: int = 200  # of the search without a backbone
     workers: int = 1  # processes that share the device
     full: bool = False  # the paper's grid
     runs_only: bool = False  # no tables: the same command without it makes them of these runs
     pooling: Pooling | None = None  # None: the backbone's habit
+    protocol: Protocol = "houlsby"  # which paper's splits and metrics
+    draw: int = 0  # which rows, where there are more than `rows`
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run. Without a method it is the search for the best model without a backbone."""
+    """One run. Without a method it is the search for the best model without a backbone.
+
+    A run of several tasks together has them as its `company`, and goes by the name that `task` is.
+    """
 
     task: str
     method: Method | None
     settings: Settings
+    company: tuple[str, ...] = ()
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        return self.company or (self.task,)
 
     @property
     def label(self) -> str:
@@ -97,13 +110,24 @@ class Lab:
     def fingerprint(self) -> str:
         return fingerprint(self.backbone.model).sha256
 
+    def at(self, rows: int, draw: int) -> Lab:
+        """The same with other rows."""
+        other = Lab(replace(self.setup, rows=rows, draw=draw))
+        other.__dict__["backbone"], other.__dict__["fingerprint"] = self.backbone, self.fingerprint
+        return other
+
     def task(self, name: str) -> Task:
         """A task's rows, at most as many as the setup has."""
         if name not in self._tasks:
-            self._tasks[name] = load(name, self.setup.data, self.setup.rows)
+            self._tasks[name] = load(name, self.setup.data, self.setup.rows, self.setup.protocol, self.setup.draw)
             rows = {split: content_hash(table) for split, table in self._tasks[name].splits.items()}
             self._hashes[name] = hashlib.sha256(json.dumps([rows, self._tasks[name].metrics]).encode()).hexdigest()
         return self._tasks[name]
+
+    def hash(self, name: str) -> str:
+        """Of a task's rows and metrics."""
+        self.task(name)
+        return self._hashes[name]
 
     def forget(self, name: str) -> None:
         """Let go of a task's rows."""
@@ -127,10 +151,10 @@ class Lab:
 
     def path(self, job: Job) -> Path:
         """Where what came of a run lies. Rows, backbone, method, settings or version changed: another file."""
-        self.task(job.task)
         settings = {key: value for key, value in job.settings.to_json().items() if key not in STILL}
         method = [AUTOML, self.setup.configurations] if job.method is None else [job.method.to_json(), self.fingerprint]
-        about = json.dumps([self._hashes[job.task], method, settings, __version__], sort_keys=True)
+        rows = [self.hash(name) for name in job.tasks]
+        about = json.dumps([rows, method, settings, __version__], sort_keys=True)
         return self.setup.runs / f"{job.label}.{hashlib.sha256(about.encode()).hexdigest()[:10]}.json"
 
     def known(self, job: Job) -> Record | None:
@@ -165,18 +189,35 @@ class Lab:
         found = {job: self.known(job) for job in wanted}
         return {job: record for job, record in found.items() if record is not None}
 
-    def settings(self, task: str, rate: float | None, epochs: int | None, seed: int, **changes: Any) -> Settings:
-        """Those of the paper: batches of 32, 10 % warm-up, no running mean of weights, no early end.
+    def settings(
+        self, task: str, rate: float | None, epochs: int | None, seed: int, *, steps: int | None = None, **changes: Any
+    ) -> Settings:
+        """Those of Houlsby et al.: batches of 32, 10 % warm-up, no running mean of weights, no early end.
 
-        At the default size no run has more than some 4,000 steps: fewer passes over the rows of large tasks.
+        At the default size no run has more than some 4,000 steps: fewer passes over the rows of large tasks. `steps`
+        asks for as many passes as have about so many.
         """
-        if epochs is not None:
-            most = (
-                epochs if self.setup.full else max(1, round(MOST_STEPS * 32 / self.task(task).split("train").num_rows))
-            )
-            epochs = min(epochs, most, self.setup.epochs or epochs)
         fixed: dict[str, Any] = {"batch_size": 32, "average": 0.0, "patience": 1000, **changes}
+        rows = self.task(task).split("train").num_rows
+        if steps is not None:
+            epochs = max(1, round(steps * fixed["batch_size"] / rows))
+        if epochs is not None:
+            most = epochs if self.setup.full else max(1, round(MOST_STEPS * 32 / rows))
+            epochs = min(epochs, most, self.setup.epochs or epochs)
         return Settings(learning_rate=rate, epochs=epochs, seed=seed, **fixed)
+
+    def settings_together(self, rate: float | None, steps: int | None, seed: int, **changes: Any) -> Settings:
+        """Those of HyperFormer for tasks in company: temperature 10, 500 steps of warm-up, no decay, and on models that
+        write smoothed labels; at the default size fewer steps of more rows. Validated at eight points of a run.
+        """
+        steps = self.setup.steps if steps is None else min(steps, self.setup.steps)
+        points = min(VALIDATIONS, steps, self.setup.epochs or steps)
+        writes = bool(self.backbone.model.config.is_encoder_decoder)
+        fixed: dict[str, Any] = {
+            "batch_size": 32 if self.setup.full else 64, "average": 0.0, "patience": 1000, "weight_decay": 0.0,
+            "warmup": min(0.1, 500 / steps), "label_smoothing": 0.1 if writes else 0.0, **changes,
+        }  # fmt: skip
+        return Settings(learning_rate=rate, epochs=points, epoch_steps=steps // points, seed=seed, **fixed)
 
 
 def write_json(path: Path, record: Record) -> None:
@@ -211,7 +252,7 @@ def units_of(lab: Lab, jobs: Sequence[Job]) -> tuple[list[list[Job]], list[Job]]
     together: dict[bool, list[Job]] = {}
     alone: list[Job] = []
     for job in sorted(jobs, key=lambda job: steps_of(lab, job), reverse=True):
-        if job.method is None or job.method.trains_backbone:
+        if job.method is None or job.method.trains_backbone or job.company:
             alone.append(job)
         else:
             together.setdefault(job.method.backbone_dropout, []).append(job)
@@ -219,8 +260,9 @@ def units_of(lab: Lab, jobs: Sequence[Job]) -> tuple[list[list[Job]], list[Job]]
 
 
 def steps_of(lab: Lab, job: Job) -> int:
-    rows = int(lab.task(job.task).split("train").num_rows)
-    return -(-rows // job.settings.batch_size) * (job.settings.epochs or 1)
+    rows = sum(int(lab.task(name).split("train").num_rows) for name in job.tasks)
+    steps = (job.settings.epoch_steps if job.company else None) or -(-rows // job.settings.batch_size)
+    return steps * (job.settings.epochs or 1)
 
 
 def share_out(lab: Lab, jobs: Sequence[Job]) -> None:
@@ -265,15 +307,42 @@ def do(lab: Lab, unit: Sequence[Job]) -> None:
     first = unit[0]
     if first.method is None:
         ended(first, searched(lab, first))
-    elif first.method.trains_backbone:
+    elif first.method.trains_backbone or first.company:
         try:
-            run = fit(lab.backbone, lab.task(first.task), first.method, settings=first.settings, progress=False)
+            record = together(lab, first) if first.company else alone(lab, first)
         except Diverged as error:
-            ended(first, failed(error))
-        else:
-            ended(first, outcome(lab.task(first.task), run))
+            record = failed(error)
+        ended(first, record)
     else:
         many(lab, unit, ended)
+
+
+def alone(lab: Lab, job: Job) -> Record:
+    task = lab.task(job.task)
+    return outcome(task, fit(lab.backbone, task, method_of(job), settings=job.settings, progress=False))
+
+
+def together(lab: Lab, job: Job) -> Record:
+    """Train tasks together: the mean over their metrics, and each task's own scores and answers under `tasks`."""
+    company = [lab.task(name) for name in job.company]
+    run = fit(lab.backbone, company, method_of(job), settings=job.settings, progress=False)
+    each = {
+        task.name: {
+            "validation": score_of(task.metrics, run.results[task.name]["validation"]),
+            "test": score_of(task.metrics, run.results[task.name]["test"]),
+            "metrics": {split: run.results[task.name][split] for split in ("validation", "test")},
+            "answers": run.answers[task.name],
+        }
+        for task in company
+    }
+    chosen = run.history[run.epoch - 1]
+    return {
+        **dict.fromkeys(OUTCOME),
+        "validation": chosen["score"], "test": run.score, "trained": run.trained, "seconds": run.seconds,
+        "steps": run.steps, "epoch": run.epoch, "answers": [], "tasks": each,
+        "embeddings": {name: vector.tolist() for name, vector in run.joint.embeddings().items()}
+        if isinstance(run.method, HyperFormer) else {},
+    }  # fmt: skip
 
 
 def many(lab: Lab, unit: Sequence[Job], ended: Callable[[Job, Record], None]) -> None:

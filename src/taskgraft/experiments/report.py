@@ -79,7 +79,11 @@ def write(report: Report, lab: Lab, names: Sequence[str], folder: Path) -> dict[
 
 
 def without_answers(run: Record) -> Record:
-    return {key: value for key, value in run.items() if key not in APART}
+    """A run's record for reading; of a run of several tasks, each one's too."""
+    kept = {key: value for key, value in run.items() if key not in APART}
+    if isinstance(kept.get("tasks"), dict):
+        kept["tasks"] = {name: without_answers(own) for name, own in kept["tasks"].items()}
+    return kept
 
 
 # -- words

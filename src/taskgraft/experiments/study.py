@@ -15,6 +15,7 @@ from taskgraft.methods import Method
 from taskgraft.reports.bootstrap import Answers, Drawn, Interval, between, drawn
 
 ALL = "all"  # the average of the tasks
+TOGETHER = "together"  # the run of all tasks
 Differences = dict[str, dict[str, Interval]]  # by arm, and by task or ALL
 
 
@@ -24,18 +25,23 @@ class Option:
 
     method: Method | None  # None: a search without a backbone
     rate: float | None = None
-    epochs: int | None = None
+    epochs: int | None = None  # of tasks that are learned together, steps
+    changes: tuple[tuple[str, Any], ...] = ()  # of other settings
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One line of a table: a way to learn a task, and what it may choose from for each."""
+    """One line of a table: a way to learn a task, and what it may choose from for each.
+
+    `together`: all tasks are learned in one run, for which one option is chosen.
+    """
 
     name: str
     options: tuple[Option, ...]
+    together: bool = False
 
 
-def options(methods: Sequence[Method], rates: Sequence[float], epochs: Sequence[int]) -> tuple[Option, ...]:
+def options(methods: Sequence[Method], rates: Sequence[float], epochs: Sequence[int | None]) -> tuple[Option, ...]:
     return tuple(Option(*each) for each in product(methods, rates, epochs))
 
 
@@ -61,6 +67,7 @@ class Cell:
 
     @property
     def trained(self) -> int | None:
+        """Parameters; of tasks that were trained together, an equal share of them."""
         found: int | None = self.runs[0]["trained"]
         return found
 
@@ -86,6 +93,7 @@ class Study:
     cells: dict[tuple[str, str], Cell]  # by arm and task
     records: list[Record]
     lab: Lab
+    columns: bool = False  # whether a task counts once for each of its metrics, in averages
     _drawn: dict[tuple[str, str], Drawn] = field(default_factory=dict)
 
     def cell(self, arm: str, task: str) -> Cell:
@@ -95,7 +103,12 @@ class Study:
         return [self.cells[arm, task] for task in self.tasks]
 
     def average(self, arm: str) -> float:
-        return statistics.fmean(cell.score for cell in self.row(arm))
+        weights = self.weights(self.tasks)
+        return math.fsum(w * cell.score for w, cell in zip(weights, self.row(arm), strict=True)) / sum(weights)
+
+    def weights(self, tasks: Sequence[str]) -> list[int]:
+        """What each task counts for in an average."""
+        return [len(self.lab.task(task).metrics) if self.columns else 1 for task in tasks]
 
     def trained(self, arm: str) -> float | None:
         """Mean over tasks."""
@@ -105,7 +118,8 @@ class Study:
     def difference(self, one: str, other: str, tasks: Sequence[str] | None = None) -> Interval:
         """The first arm's score less the second's, mean over tasks, with its interval over rows and seeds."""
         names = self.tasks if tasks is None else tasks
-        return between([self.drawn(one, task) for task in names], [self.drawn(other, task) for task in names])
+        firsts, seconds = ([self.drawn(arm, task) for task in names] for arm in (one, other))
+        return between(firsts, seconds, self.weights(names))
 
     def against(self, base: str, arms: Sequence[str] | None = None) -> Differences:
         """Arms less another, on the average and on each task."""
@@ -119,7 +133,7 @@ class Study:
         """The same with one run of each cell: the best by validation, as Houlsby et al. pick it."""
         best = {key: replace(cell, runs=[max(cell.runs, key=lambda run: run["validation"])])
                 for key, cell in self.cells.items()}  # fmt: skip
-        return Study(self.tasks, self.arms, best, self.records, self.lab)
+        return Study(self.tasks, self.arms, best, self.records, self.lab, self.columns)
 
     def drawn(self, arm: str, task: str) -> Drawn:
         if (arm, task) not in self._drawn:
@@ -134,23 +148,28 @@ class Study:
         )
 
 
-def study(lab: Lab, tasks: Sequence[str], arms: Sequence[Arm]) -> Study:
+def study(lab: Lab, tasks: Sequence[str], arms: Sequence[Arm], columns: bool = False) -> Study:
     """Run it. All arms' first seeds go into the same passes, then all winners' further seeds."""
     seeds = range(lab.setup.seeds)
     most = lab.setup.trials
     kept = {arm.name: arm.options[:most] for arm in arms}
+    learned = {arm.name: [TOGETHER] if arm.together else list(tasks) for arm in arms}
 
     def job(task: str, option: Option, seed: int) -> Job:
-        return Job(task, option.method, lab.settings(task, option.rate, option.epochs, seed))
+        if task == TOGETHER:
+            settings = lab.settings_together(option.rate, option.epochs, seed, **dict(option.changes))
+            return Job(task, option.method, settings, tuple(tasks))
+        return Job(task, option.method, lab.settings(task, option.rate, option.epochs, seed, **dict(option.changes)))
 
-    first = lab.run(job(task, option, 0) for task in tasks for arm in arms for option in kept[arm.name])
+    first = lab.run(job(task, option, 0) for arm in arms for task in learned[arm.name] for option in kept[arm.name])
     winners: dict[tuple[str, str], Option] = {}
-    for task, arm in product(tasks, arms):
-        tried = [(first[job(task, option, 0)], option) for option in kept[arm.name]]
-        ended = [(record["validation"], option) for record, option in tried if record["error"] is None]
-        if not ended:
-            raise GraftError(f"no run of {arm.name!r} on {task!r} ended: {tried[0][0]['error']}")
-        winners[arm.name, task] = max(ended, key=lambda pair: pair[0])[1]
+    for arm in arms:
+        for task in learned[arm.name]:
+            tried = [(first[job(task, option, 0)], option) for option in kept[arm.name]]
+            ended = [(record["validation"], option) for record, option in tried if record["error"] is None]
+            if not ended:
+                raise GraftError(f"no run of {arm.name!r} on {task!r} ended: {tried[0][0]['error']}")
+            winners[arm.name, task] = max(ended, key=lambda pair: pair[0])[1]
     rest = lab.run(job(task, option, seed) for (_, task), option in winners.items() for seed in seeds)
     if lab.setup.runs_only:
         raise RunsDone
@@ -160,6 +179,14 @@ def study(lab: Lab, tasks: Sequence[str], arms: Sequence[Arm]) -> Study:
         if broken := [run for run in runs if run["error"] is not None]:
             raise GraftError(f"run {broken[0]['name']} failed on a further seed: {broken[0]['error']}")
         tried_here = [first[job(task, other, 0)] for other in kept[arm_name]]
-        cells[arm_name, task] = Cell(arm_name, task, option, runs, tried_here)
+        for name in tasks if task == TOGETHER else [task]:
+            own = [share_of(run, name) for run in runs] if task == TOGETHER else runs
+            cells[arm_name, name] = Cell(arm_name, name, option, own, tried_here)
     records = list({record["name"]: record for record in (*first.values(), *rest.values())}.values())
-    return Study(list(tasks), [arm.name for arm in arms], cells, records, lab)
+    return Study(list(tasks), [arm.name for arm in arms], cells, records, lab, columns)
+
+
+def share_of(record: Record, task: str) -> Record:
+    """What one task has of a run of several together: its own scores and answers, its share of what was trained."""
+    share = round(record["trained"] / len(record["tasks"]))
+    return {**record, **record["tasks"][task], "name": f"{record['name']}/{task}", "trained": share}

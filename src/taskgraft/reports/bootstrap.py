@@ -6,7 +6,6 @@ product. Rank correlation is not, and is computed draw by draw.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -73,16 +72,16 @@ def difference(first: Sequence[Answers], second: Sequence[Answers], draws: int =
     return between(one, other)
 
 
-def between(first: Sequence[Drawn], second: Sequence[Drawn]) -> Interval:
-    """The difference of two methods whose draws are at hand."""
+def between(first: Sequence[Drawn], second: Sequence[Drawn], weights: Sequence[float] | None = None) -> Interval:
+    """The difference of two methods whose draws are at hand; `weights` are what each task counts for, if not alike."""
     if len(first) != len(second) or not first:
         raise GraftError(f"{len(first)} and {len(second)} tasks cannot be paired: give as many of both.")
     for one, other in ((a.answers, b.answers) for a, b in zip(first, second, strict=True)):
         if list(one.right) != list(other.right) or (one.kind, one.metrics) != (other.kind, other.metrics):
             raise GraftError("the two methods were not judged on the same rows by the same metrics.")
     pairs = list(zip(first, second, strict=True))
-    mean = math.fsum(one.score - other.score for one, other in pairs) / len(pairs)
-    spread = np.mean([one.scores - other.scores for one, other in pairs], axis=0)
+    mean = float(np.average([one.score - other.score for one, other in pairs], weights=weights))
+    spread = np.average([one.scores - other.scores for one, other in pairs], axis=0, weights=weights)
     return Interval(mean, float(np.quantile(spread, 0.025)), float(np.quantile(spread, 0.975)))
 
 

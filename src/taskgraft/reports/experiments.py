@@ -111,6 +111,29 @@ def curves_figure(
     return figure
 
 
+def sizes_figure(
+    curves: Mapping[str, Sequence[tuple[int, float, float]]], across: str, axis: str, title: str
+) -> Figure:
+    """(x, score of 0 to 1, deviation) of each method, in one panel, with a band a deviation to each side."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+    figure, axes = plain(title, 8, 5.2, names=len(curves))
+    for (name, curve), (colour, marker) in zip(curves.items(), STYLES, strict=False):
+        x, middle, spread = ([point[i] for point in curve] for i in range(3))
+        low, high = ([100 * (m + sign * s) for m, s in zip(middle, spread, strict=True)] for sign in (-1, 1))
+        axes.fill_between(x, low, high, color=colour, alpha=0.12, linewidth=0)
+        axes.plot(x, [100 * m for m in middle], color=colour, marker=marker, label=name, linewidth=1.8, markersize=6.5,
+                  markeredgecolor="white", markeredgewidth=0.8)  # fmt: skip
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(FixedLocator([point[0] for point in next(iter(curves.values()))]))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.set_xlabel(across, color=INK)
+    axes.set_ylabel(axis, color=INK)
+    legend(figure, axes)
+    return figure
+
+
 def heat_figure(matrix: npt.NDArray[np.float64], branches: Sequence[Sequence[float]], title: str) -> Figure:
     """The loss in percent for each first (down) and last (across) layer, and the size of each layer's branches."""
     layers = len(branches)

@@ -1,0 +1,42 @@
+"""HyperFormer without each of its parts (Karimi Mahabadi et al., Table 3)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from taskgraft.experiments import company
+from taskgraft.experiments.data import GLUE
+from taskgraft.experiments.lab import Lab
+from taskgraft.experiments.report import Report, of_study
+from taskgraft.experiments.study import ALL, Arm, options, study
+from taskgraft.reports.experiments import differences_figure
+
+TASKS = GLUE
+STEPS = 4_000
+PARTS: dict[str, dict[str, Any]] = {
+    "no adapter blocks": {"blocks": False},
+    "no conditional norm": {"conditional_norm": False},
+    "no task projector": {"projector": False},
+    "backbone's norms frozen": {"norms": "none"},
+    "neither norm": {"conditional_norm": False, "norms": "none"},
+}
+
+
+def run(lab: Lab) -> Report:
+    tasks = lab.chosen(TASKS)
+    steps = None if lab.setup.full else STEPS
+    lines = [
+        Arm(name, options([company.hyperformer(lab, shared=False, **changes)], (company.PAPER_RATE,), (steps,)), True)
+        for name, changes in {company.HYPER: {}, **PARTS}.items()
+    ]
+    found = study(lab, tasks, lines, columns=True)
+    against = found.against(company.HYPER)
+    order = sorted(PARTS, key=lambda name: against[name][ALL].mean)
+    said = ", ".join(f"{name} ({100 * against[name][ALL].mean:+.2f})" for name in order)
+    sentence = f"By what is lost without it, the most first: {said}.\n"
+    alone = {name: {ALL: against[name][ALL]} for name in PARTS}
+    figure = differences_figure(alone, [], "points above HyperFormer", f"Without its parts, {lab.backbone.name}")
+    table = company.columns_table(lab, found, against, company.HYPER)
+    return of_study(
+        found, "HyperFormer without its parts", [sentence, table], {"hyper-ablation": figure}, against, order=order
+    )
