@@ -18,7 +18,7 @@ import torch
 
 import taskgraft as tg
 from taskgraft.errors import Diverged, GraftError
-from taskgraft.experiments import arms, company, glue, lab, span_ablation, study
+from taskgraft.experiments import arms, company, few_shot, glue, lab, span_ablation, study
 from taskgraft.experiments.data import CLASSIFICATION, GLUE, capped, load
 from taskgraft.experiments.lab import Job, Lab, Setup
 from taskgraft.experiments.names import EXPERIMENTS
@@ -38,6 +38,7 @@ TASKS = {
     "variants": "rte",
     "hyper-glue": "cola,mrpc",
     "hyper-ablation": "cola,mrpc",
+    "few-shot": "cola,mrpc,trec,scitail",
     "low-resource": "mrpc,qqp",
     "task-map": "cola,mrpc,rte",
 }
@@ -88,6 +89,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert benchmark is not None
         published = {"train": 80, "test": 30} if benchmark.protocol == "test" else {"all": 100}
         write_set(folder, name, published)
+    for name in ("trec", "scitail"):
+        write_set(folder, name, {"train": 80, "validation": 30, "test": 30})
     write_squad(folder)
     return folder
 
@@ -366,6 +369,15 @@ def test_the_papers_steps_and_warm_up(setup: Setup) -> None:
     settings = Lab(replace(setup, full=True, steps=2**18, epochs=None)).settings_together(3e-4, None, 0)
     assert (settings.epochs or 0) * (settings.epoch_steps or 0) == 2**18 and settings.batch_size == 32
     assert settings.warmup * 2**18 == 500 and settings.weight_decay == 0
+
+
+def test_re_mapped_classes_are_the_same_rows_under_other_numbers(data: Path) -> None:
+    task = load("trec", data, None, "hyperformer")
+    other = few_shot.remapped(task)
+    assert set(other.labels) == set(task.labels) and all(a != b for a, b in zip(task.labels, other.labels, strict=True))
+    for split, table in task.splits.items():
+        before = [task.labels[number] for number in table["label"].to_pylist()]
+        assert before == [other.labels[number] for number in other.split(split)["label"].to_pylist()]
 
 
 def test_other_draws_are_other_rows_of_the_same_task(setup: Setup) -> None:

@@ -43,7 +43,7 @@ def reproduce(
     rows: Annotated[
         int | None, size("Training rows of a task, at most; 0 for all.", default="by the experiment", min=0)
     ] = None,
-    seeds: Annotated[int, size("Runs of each chosen setting.", min=1)] = 3,
+    seeds: Annotated[int | None, size("Runs of each chosen setting.", default="3; few-shot 5", min=1)] = None,
     trials: Annotated[int | None, size("Settings of a method and task to choose from.", default="6", min=1)] = None,
     epochs: Annotated[int | None, size("Passes over the rows, at most.", default="by the method", min=1)] = None,
     steps: Annotated[
@@ -71,9 +71,10 @@ def reproduce(
     from taskgraft.experiments.report import write
 
     rows = experiment.rows if rows is None else rows
-    chosen: dict[str, Any] = {"rows": rows or None, "seeds": seeds, "backbone": backbone, "pooling": pooling or "mean"}
+    chosen: dict[str, Any] = {"rows": rows or None, "backbone": backbone, "pooling": pooling or "mean"}
+    chosen["seeds"] = seeds or (5 if full else experiment.seeds)
     if full:
-        chosen |= {"rows": None, "seeds": 5, "backbone": backbone or experiment.paper_backbone}
+        chosen |= {"rows": None, "backbone": backbone or experiment.paper_backbone}
         chosen["pooling"] = pooling or "pooler"
     folder = out / name
     make(folder)

@@ -14,6 +14,7 @@ from taskgraft.tasks.task import Task
 
 GLUE = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte")  # WNLI is left out, as in both papers
 CLASSIFICATION = tuple(row.name.split("/")[1] for row in BENCHMARKS.values() if row.group == "classification")
+TRANSFER = ("scitail", "cb", "boolq", "imdb", "yelp_polarity", "paws", "trec")  # HyperFormer's, for new tasks
 SQUAD = "squad"
 METRICS = {"mrpc": "f1", "qqp": "f1", "stsb": "spearman"}  # one each, as Houlsby et al. report them
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from taskgraft import __version__
 from taskgraft.backbones.load import Backbone, load_backbone
@@ -25,6 +25,7 @@ from taskgraft.errors import Diverged, GraftError
 from taskgraft.experiments.data import is_at_hand, load
 from taskgraft.experiments.names import Protocol
 from taskgraft.grafts.fingerprint import fingerprint
+from taskgraft.grafts.joint import Joint, load_joint
 from taskgraft.methods import HyperFormer, Method, Pooling
 from taskgraft.tasks.metrics import score_of
 from taskgraft.tasks.task import Task
@@ -32,11 +33,13 @@ from taskgraft.training import sweep
 from taskgraft.training.compare import content_hash
 from taskgraft.training.fit import Run, fit
 from taskgraft.training.grid import name_of
+from taskgraft.training.joint import JointRun
 from taskgraft.training.many import Trial, fit_many
 from taskgraft.training.settings import Settings
 from taskgraft.training.sweep import OUTCOME
 
 Record = dict[str, Any]
+Item = TypeVar("Item")
 AUTOML = "automl"
 MOST_STEPS = 4_000
 VALIDATIONS = 8  # of a run of several tasks
@@ -99,6 +102,7 @@ class Lab:
         self.setup = setup
         self._tasks: dict[str, Task] = {}
         self._hashes: dict[str, str] = {}
+        self._joints: dict[Path, Joint] = {}
 
     @cached_property
     def backbone(self) -> Backbone:
@@ -185,9 +189,22 @@ class Lab:
         together, alone = units_of(self, left)
         for unit in together:
             do(self, unit)
-        share_out(self, alone)
+        share_out(self, alone, do_one)
         found = {job: self.known(job) for job in wanted}
         return {job: record for job, record in found.items() if record is not None}
+
+    def joint(self, job: Job) -> Joint:
+        """The tasks of a run in company as they were trained: kept beside its record, or trained now."""
+        folder = self.setup.runs / "joints" / self.path(job).stem
+        if folder in self._joints:
+            return self._joints[folder]
+        if not folder.exists():
+            run = fit_company(self, job)
+            record = outcome_together([self.task(name) for name in job.company], run)
+            self.keep(job, {**about(job), **record, "where": where()})
+            run.joint.save(folder)
+        self._joints[folder] = load_joint(folder)
+        return self._joints[folder]
 
     def settings(
         self, task: str, rate: float | None, epochs: int | None, seed: int, *, steps: int | None = None, **changes: Any
@@ -265,15 +282,15 @@ def steps_of(lab: Lab, job: Job) -> int:
     return steps * (job.settings.epochs or 1)
 
 
-def share_out(lab: Lab, jobs: Sequence[Job]) -> None:
-    """Do jobs that go alone one after the other here, or in processes that share the device."""
-    if lab.setup.workers == 1 or len(jobs) < 2:
-        for job in jobs:
-            do(lab, [job])
+def share_out(lab: Lab, items: Sequence[Item], work: Callable[[Lab, Item], object]) -> None:
+    """Do each item's work, one after the other here, or in processes that share the device; `work` is found by name."""
+    if lab.setup.workers == 1 or len(items) < 2:
+        for item in items:
+            work(lab, item)
         return
-    workers = min(lab.setup.workers, len(jobs))
+    workers = min(lab.setup.workers, len(items))
     with ProcessPoolExecutor(workers, get_context("spawn"), begin, (lab.setup,)) as pool:
-        waiting = [pool.submit(do_there, job) for job in jobs]
+        waiting = [pool.submit(there, work, item) for item in items]
         try:
             for each in as_completed(waiting):
                 each.result()
@@ -289,8 +306,12 @@ def begin(setup: Setup) -> None:
     THERE.append(Lab(setup))
 
 
-def do_there(job: Job) -> None:
-    do(THERE[0], [job])
+def there(work: Callable[[Lab, Item], object], item: Item) -> None:
+    work(THERE[0], item)
+
+
+def do_one(lab: Lab, job: Job) -> None:
+    do(lab, [job])
 
 
 def do(lab: Lab, unit: Sequence[Job]) -> None:
@@ -309,7 +330,7 @@ def do(lab: Lab, unit: Sequence[Job]) -> None:
         ended(first, searched(lab, first))
     elif first.method.trains_backbone or first.company:
         try:
-            record = together(lab, first) if first.company else alone(lab, first)
+            record = in_company(lab, first) if first.company else alone(lab, first)
         except Diverged as error:
             record = failed(error)
         ended(first, record)
@@ -322,10 +343,17 @@ def alone(lab: Lab, job: Job) -> Record:
     return outcome(task, fit(lab.backbone, task, method_of(job), settings=job.settings, progress=False))
 
 
-def together(lab: Lab, job: Job) -> Record:
-    """Train tasks together: the mean over their metrics, and each task's own scores and answers under `tasks`."""
+def in_company(lab: Lab, job: Job) -> Record:
+    return outcome_together([lab.task(name) for name in job.company], fit_company(lab, job))
+
+
+def fit_company(lab: Lab, job: Job) -> JointRun:
     company = [lab.task(name) for name in job.company]
-    run = fit(lab.backbone, company, method_of(job), settings=job.settings, progress=False)
+    return fit(lab.backbone, company, method_of(job), settings=job.settings, progress=False)
+
+
+def outcome_together(company: Sequence[Task], run: JointRun) -> Record:
+    """What came of tasks in company: the mean over their metrics, and each one's scores and answers under `tasks`."""
     each = {
         task.name: {
             "validation": score_of(task.metrics, run.results[task.name]["validation"]),

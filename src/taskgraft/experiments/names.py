@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Protocol = Literal["houlsby", "hyperformer"]  # whose splits and metrics
@@ -19,16 +19,15 @@ class Experiment:
     rows: int  # of training, of each task, at most, unless it is told otherwise
     paper_backbone: str  # what the paper's own has, for `--full`
     protocol: Protocol = "houlsby"
+    seeds: int = 3
 
 
-def _row(
-    name: str, says: str, rows: int = 16_000, paper_backbone: str = "bert-base-uncased", protocol: Protocol = "houlsby"
-) -> Experiment:
-    return Experiment(name, says, f"taskgraft.experiments.{name.replace('-', '_')}", rows, paper_backbone, protocol)
+def _row(name: str, says: str, rows: int = 16_000, paper_backbone: str = "bert-base-uncased") -> Experiment:
+    return Experiment(name, says, f"taskgraft.experiments.{name.replace('-', '_')}", rows, paper_backbone)
 
 
-def _hyper(name: str, says: str, rows: int = 16_000, paper_backbone: str = "t5-small") -> Experiment:
-    return _row(name, says, rows, paper_backbone, "hyperformer")
+def _hyper(name: str, says: str, rows: int = 16_000, paper_backbone: str = "t5-small", seeds: int = 3) -> Experiment:
+    return replace(_row(name, says, rows, paper_backbone), protocol="hyperformer", seeds=seeds)
 
 
 EXPERIMENTS: Mapping[str, Experiment] = {
@@ -44,6 +43,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         _row("stream", "One task after another on one backbone.", rows=4_000),
         _row("dropout", "The frozen backbone's dropout, on and off.", rows=2_000),
         _hyper("hyper-glue", "Tasks alone and together, HyperFormer (Table 1).", paper_backbone="t5-base"),
+        _hyper("few-shot", "A new task from few examples (Table 2).", paper_backbone="t5-base", seeds=5),
         _hyper("hyper-ablation", "HyperFormer without its parts (Table 3)."),
         _hyper("low-resource", "Few rows of every task (Figure 2).", rows=4_000, paper_backbone="t5-base"),
         _hyper("task-map", "Which tasks' embeddings lie together (Figure 3)."),

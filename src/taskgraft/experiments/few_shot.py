@@ -1,0 +1,184 @@
+"""A new task from few examples, starting from tasks that were trained together (Karimi Mahabadi et al., Table 2).
+
+On models that write, a second line has the classes' numbers re-mapped: a pretrained model may have met the task, but
+not with those numbers.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from taskgraft.errors import Diverged, GraftError
+from taskgraft.experiments import company
+from taskgraft.experiments.data import GLUE, TRANSFER
+from taskgraft.experiments.lab import Job, Lab, Record, RunsDone, say, share_out
+from taskgraft.experiments.report import Report, about, points
+from taskgraft.experiments.study import TOGETHER
+from taskgraft.reports.experiments import sizes_figure
+from taskgraft.reports.tables import markdown_table
+from taskgraft.tasks.task import Task
+from taskgraft.training.few_shot import few_shot
+
+TASKS = (*GLUE, *TRANSFER)
+SIZES = (4, 16, 32, 100, 500, 1_000, 2_000)
+FEW = 100  # up to here a size counts for the claim
+JUDGED = 1_000  # test rows, drawn at random
+METHODS = (company.FULL, company.DAGGER, company.PLUS)
+
+
+@dataclass(frozen=True)
+class Shot:
+    """A new task, after a run in company, from so many examples drawn by a seed."""
+
+    start: Job
+    task: str
+    rows: int
+    seed: int
+    remapped: bool
+
+    @property
+    def name(self) -> str:
+        ending = ".remapped" if self.remapped else ""
+        return f"few-shot.{self.start.label}.{self.task}.{self.rows}.seed{self.seed}{ending}"
+
+
+def run(lab: Lab) -> Report:
+    names = lab.chosen(TASKS)
+    trained, new = [name for name in names if name in GLUE], [name for name in names if name in TRANSFER]
+    if len(trained) < 2 or not new:
+        raise GraftError("few-shot needs two or more tasks of GLUE to start from, and one of the others.")
+    starts = chosen(lab, trained)
+    controls = (False, True) if lab.backbone.model.config.is_encoder_decoder else (False,)
+    sizes = {name: sizes_of(lab, name) for name in new}
+    seeds = range(lab.setup.seeds)
+    shots = [
+        Shot(start, task, size, seed, control)
+        for start in starts.values() for task in new for size in sizes[task] for seed in seeds for control in controls
+        if not control or size <= FEW
+    ]  # fmt: skip
+    for start in starts.values():
+        lab.joint(start)  # before processes need them
+    share_out(lab, shots, result_of)
+    if lab.setup.runs_only:
+        raise RunsDone
+    found = {shot: result_of(lab, shot) for shot in shots}
+
+    def scores(arm: str, task: str, size: int, control: bool) -> list[float]:
+        each = [found[Shot(starts[arm], task, size, seed, control)] for seed in seeds]
+        return [record["score"] for record in each if record["error"] is None]
+
+    sections, record = [about(lab, seeds=False)], {}
+    for control in controls:
+        rows, wins = lines(new, sizes, control, scores)
+        header = ["task", "examples", *METHODS]
+        title = "Classes' numbers re-mapped" if control else "As published"
+        sentence = (
+            f"HyperFormer++ above both others on the mean of 4 to {FEW} examples: {len(wins)} of {len(new)} tasks "
+            f"({', '.join(wins) or 'none'}).\n"
+        )
+        sections += [f"## {title}\n", sentence, markdown_table(header, rows)]
+        record["remapped" if control else "published"] = {"wins": wins, "sentence": sentence}
+    sections.append(
+        f"Mean ± deviation over {len(seeds)} seeds, each with examples of its own; at most {JUDGED:,} test rows.\n"
+    )
+    common = [size for size in SIZES if all(size in sizes[task] for task in new)]
+    curves = {
+        arm: [(size, statistics.fmean(statistics.fmean(scores(arm, task, size, False)) for task in new), 0.0)
+              for size in common]
+        for arm in METHODS
+    }  # fmt: skip
+    figure = sizes_figure(curves, "examples", "points, mean over tasks", f"New tasks, {lab.backbone.name}")
+    runs = [{"name": shot.name, **each} for shot, each in found.items()]
+    return Report(
+        f"New tasks from few examples on {lab.backbone.name}", sections, record, runs, (), {"few-shot": figure}
+    )
+
+
+def lines(new: Sequence[str], sizes: dict[str, list[int]], control: bool, scores: Any) -> tuple[list[Any], list[str]]:
+    """A line for each task and size; and the tasks on which HyperFormer++ is above both others."""
+    body, wins = [], []
+    for task in new:
+        few: dict[str, list[float]] = {arm: [] for arm in METHODS}
+        for size in (size for size in sizes[task] if not control or size <= FEW):
+            cells = []
+            for arm in METHODS:
+                found = scores(arm, task, size, control)
+                mean = statistics.fmean(found)
+                cells.append(points(mean, statistics.stdev(found) if len(found) > 1 else None))
+                if size <= FEW:
+                    few[arm].append(mean)
+            body.append([task, str(size), *cells])
+        means = {arm: statistics.fmean(values) for arm, values in few.items()}
+        if means[company.PLUS] > max(means[company.FULL], means[company.DAGGER]):
+            wins.append(task)
+    return body, wins
+
+
+def chosen(lab: Lab, tasks: Sequence[str]) -> dict[str, Job]:
+    """Each method's run in company on the first seed, at its best rate by validation."""
+    methods = company.together(lab)
+    jobs = {
+        name: [Job(TOGETHER, methods[name], lab.settings_together(rate, None, 0), tuple(tasks))
+               for rate in company.rates(lab, methods[name])[: lab.setup.trials]]
+        for name in METHODS
+    }  # fmt: skip
+    found = lab.run(job for each in jobs.values() for job in each)
+    best = {}
+    for name, each in jobs.items():
+        ended = [job for job in each if found[job]["error"] is None]
+        if not ended:
+            raise GraftError(f"no run of {name!r} ended: {found[each[0]]['error']}")
+        best[name] = max(ended, key=lambda job: float(found[job]["validation"]))
+    return best
+
+
+def sizes_of(lab: Lab, name: str) -> list[int]:
+    """As far as the rows go, and the setup's limit."""
+    rows = min(lab.task(name).split("train").num_rows, lab.setup.rows or SIZES[-1])
+    return [size for size in SIZES if size <= rows]
+
+
+def result_of(lab: Lab, shot: Shot) -> Record:
+    """What came of it, once."""
+    what = {**asdict(shot), "start": lab.path(shot.start).stem, "rows_of": lab.hash(shot.task)}
+    return lab.once(shot.name, what, lambda: transferred(lab, shot))
+
+
+def transferred(lab: Lab, shot: Shot) -> Record:
+    task = judged_on_some(lab.task(shot.task))
+    settings = replace(shot.start.settings, epochs=lab.setup.epochs, epoch_steps=None, batch_size=16, warmup=0.1)
+    try:
+        found = few_shot(
+            lab.backbone, lab.joint(shot.start), remapped(task) if shot.remapped else task, shot.rows,
+            seeds=[shot.seed], settings=settings, progress=False,
+        )  # fmt: skip
+    except Diverged as error:
+        return {"score": None, "error": str(error)}
+    say(f"  {shot.name}: {found.score:.4f}")
+    return {"score": found.score, "like": found.like[0], "steps": found.first.steps, "error": None}
+
+
+def judged_on_some(task: Task) -> Task:
+    test = task.split("test")
+    kept = np.sort(np.random.RandomState(0).permutation(test.num_rows)[:JUDGED])
+    return replace(task, splits={**task.splits, "test": test.take(pa.array(kept))})
+
+
+def remapped(task: Task) -> Task:
+    """The same task with its classes in another order, and so with other numbers."""
+    draw = np.random.RandomState(len(task.labels))
+    order = np.arange(len(task.labels))
+    while (order == np.arange(len(order))).any():  # every class gets another number
+        order = draw.permutation(len(task.labels))
+    number = np.argsort(order)  # of each class before
+    splits = {}
+    for split, table in task.splits.items():
+        labels = pa.array(number[table["label"].to_numpy()], table.schema.field("label").type)
+        splits[split] = table.set_column(table.schema.get_field_index("label"), "label", labels)
+    return replace(task, labels=tuple(task.labels[old] for old in order), splits=splits)
