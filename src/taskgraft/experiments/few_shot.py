@@ -50,10 +50,10 @@ class Shot:
 
 def run(lab: Lab) -> Report:
     names = lab.chosen(TASKS)
-    trained, new = [name for name in names if name in GLUE], [name for name in names if name in TRANSFER]
-    if len(trained) < 2 or not new:
+    known, new = [name for name in names if name in GLUE], [name for name in names if name in TRANSFER]
+    if len(known) < 2 or not new:
         raise GraftError("few-shot needs two or more tasks of GLUE to start from, and one of the others.")
-    starts = chosen(lab, trained)
+    starts = chosen(lab, known)
     controls = (False, True) if lab.backbone.model.config.is_encoder_decoder else (False,)
     sizes = {name: sizes_of(lab, name) for name in new}
     seeds = range(lab.setup.seeds)
@@ -62,8 +62,6 @@ def run(lab: Lab) -> Report:
         for start in starts.values() for task in new for size in sizes[task] for seed in seeds for control in controls
         if not control or size <= FEW
     ]  # fmt: skip
-    for start in starts.values():
-        lab.joint(start)  # before processes need them
     share_out(lab, shots, result_of)
     if lab.setup.runs_only:
         raise RunsDone
@@ -128,14 +126,24 @@ def chosen(lab: Lab, tasks: Sequence[str]) -> dict[str, Job]:
                for rate in company.rates(lab, methods[name])[: lab.setup.trials]]
         for name in METHODS
     }  # fmt: skip
-    found = lab.run(job for each in jobs.values() for job in each)
+    share_out(lab, [job for each in jobs.values() for job in each if lab.known(job) is None], trained)
     best = {}
     for name, each in jobs.items():
-        ended = [job for job in each if found[job]["error"] is None]
+        known = [(job, lab.known(job) or {}) for job in each]
+        ended = [(record["validation"], job) for job, record in known if record["error"] is None]
         if not ended:
-            raise GraftError(f"no run of {name!r} ended: {found[each[0]]['error']}")
-        best[name] = max(ended, key=lambda job: float(found[job]["validation"]))
+            raise GraftError(f"no run of {name!r} ended: {known[0][1]['error']}")
+        best[name] = max(ended, key=lambda pair: float(pair[0]))[1]
+    share_out(lab, list(best.values()), trained)  # where another experiment kept no more than the record
     return best
+
+
+def trained(lab: Lab, job: Job) -> None:
+    """A run in company, of which the weights are kept."""
+    try:
+        lab.joint(job)
+    except Diverged as error:
+        lab.keep_failed(job, error)
 
 
 def sizes_of(lab: Lab, name: str) -> list[int]:

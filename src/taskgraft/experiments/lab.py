@@ -172,6 +172,9 @@ class Lab:
     def keep(self, job: Job, record: Record) -> None:
         write_json(self.path(job), record)
 
+    def keep_failed(self, job: Job, error: GraftError) -> None:
+        self.keep(job, {**about(job), **failed(error), "where": where()})
+
     def once(self, name: str, about: Any, make: Callable[[], Record]) -> Record:
         """What `make` gave when it was called for the first time, for all that decided it."""
         key = hashlib.sha256(json.dumps([about, self.fingerprint, __version__]).encode()).hexdigest()[:10]
@@ -202,6 +205,7 @@ class Lab:
             run = fit_company(self, job)
             record = outcome_together([self.task(name) for name in job.company], run)
             self.keep(job, {**about(job), **record, "where": where()})
+            say(f"  {job.label}: {record['test']:.4f}")
             run.joint.save(folder)
         self._joints[folder] = load_joint(folder)
         return self._joints[folder]
