@@ -365,6 +365,18 @@ def test_tasks_in_company_are_learned_in_one_run_and_count_by_their_metrics(setu
     assert found.average("a") == pytest.approx(sum(run["test"] for run in found.records) / 2)
 
 
+def test_on_a_model_that_writes_a_new_task_is_also_learned_under_other_numbers(data: Path, tmp_path: Path) -> None:
+    tasks = ("cola", "mrpc", "trec")
+    made = Lab(Setup(tmp_path, "made", data, rows=20, seeds=1, epochs=1, trials=1, steps=2, tasks=tasks,
+                     protocol="hyperformer"))  # fmt: skip
+    made.__dict__["backbone"] = tiny.writer()
+    report = few_shot.run(made)
+    assert set(report.found) == {"published", "remapped"}
+    names = [run["name"] for run in report.runs]
+    assert len(names) == 3 * 2 * 2 and sum(name.endswith(".remapped") for name in names) == 6  # methods, sizes
+    assert len(list((tmp_path / "joints").glob("together.*"))) == 3
+
+
 def test_the_papers_steps_and_warm_up(setup: Setup) -> None:
     settings = Lab(replace(setup, full=True, steps=2**18, epochs=None)).settings_together(3e-4, None, 0)
     assert (settings.epochs or 0) * (settings.epoch_steps or 0) == 2**18 and settings.batch_size == 32
