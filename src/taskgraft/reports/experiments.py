@@ -144,7 +144,7 @@ def heat_figure(matrix: npt.NDArray[np.float64], branches: Sequence[Sequence[flo
     for i, j in itertools.product(range(layers), repeat=2):
         if j >= i:
             colour = "white" if matrix[i, j] < middle else INK
-            axes.text(j, i, f"{matrix[i, j]:.0f}", ha="center", va="center", fontsize=8.5, color=colour)
+            axes.text(j, i, str(round(matrix[i, j])), ha="center", va="center", fontsize=8.5, color=colour)
     axes.set_xticks(range(layers))
     axes.set_yticks(range(layers))
     axes.set_xlabel("last layer removed", color=INK)
