@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from taskgraft.experiments.lab import Lab
 from taskgraft.experiments.report import copies, parameters, points, share, signed
-from taskgraft.experiments.study import Arm, Differences, Option, Study, options
+from taskgraft.experiments.study import ALL, Arm, Differences, Option, Study, options
 from taskgraft.methods import Adapter, FullFineTuning, HyperFormer, Method
 from taskgraft.reports.tables import count_text, markdown_table
 
@@ -23,10 +23,10 @@ def hyperformer(lab: Lab, shared: bool = True, **changes: Any) -> HyperFormer:
     return HyperFormer.paper(shared, **{"pooling": lab.setup.pooling, **changes})
 
 
-def adapter(lab: Lab, norm_after: str) -> Adapter:
+def adapter(lab: Lab, norm_after: Literal["own", "shared"]) -> Adapter:
     """The adapter that the paper compares with: a norm after it, a task's own or the tasks' common one."""
     return Adapter(
-        reduction=REDUCTION, norm_after=norm_after, activation="gelu_new", backbone_dropout=True,  # type: ignore[arg-type]
+        reduction=REDUCTION, norm_after=norm_after, activation="gelu_new", backbone_dropout=True,
         pooling=lab.setup.pooling,
     )  # fmt: skip
 
@@ -42,17 +42,20 @@ def together(lab: Lab) -> dict[str, Method]:
 
 
 def rates(lab: Lab, method: Method) -> tuple[float, ...]:
-    """Two for everyone, or the paper's one. Full fine-tuning of an encoder bears less than a T5's."""
+    """Two for everyone, or as many as the setup has trials, or the paper's one.
+
+    Full fine-tuning of an encoder bears less than a T5's.
+    """
     if lab.setup.full:
         return (PAPER_RATE,)
-    if method.trains_backbone and not lab.backbone.model.config.is_encoder_decoder:
-        return (1e-4, PAPER_RATE)
-    return (PAPER_RATE, 1e-3)
+    encoder = not lab.backbone.model.config.is_encoder_decoder
+    both = (1e-4, PAPER_RATE) if method.trains_backbone and encoder else (PAPER_RATE, 1e-3)
+    return both[: lab.setup.trials]
 
 
-def arm(lab: Lab, name: str, method: Method, steps: int | None = None) -> Arm:
-    """Tasks in company; `steps` where they are fewer than the setup's."""
-    return Arm(name, options([method], rates(lab, method), (steps,)), together=True)
+def arm(lab: Lab, name: str, method: Method) -> Arm:
+    """Tasks in company."""
+    return Arm(name, options([method], rates(lab, method), (None,)), together=True)
 
 
 def alone(lab: Lab, name: str, method: Method, tasks: Sequence[str]) -> Arm:
@@ -75,10 +78,8 @@ def columns_table(lab: Lab, found: Study, against: Differences, base: str) -> st
     for name in found.arms:
         mean = found.trained(name)
         scores = [mean_of(found, name, task, metric) for task, metric in columns]
-        gap = "-" if name == base else signed(against[name]["all"])
-        weight = copies(mean, len(found.tasks), total, whole=name == SINGLE_FULL)
-        if name == FULL:
-            weight = "1.00x"
+        gap = "-" if name == base else signed(against[name][ALL])
+        weight = copies(mean, len(found.tasks), total, whole=name in (SINGLE_FULL, FULL))
         body.append([name, weight, share(mean, total), *map(points, scores), points(found.average(name)), gap])
     header = ["method", "all tasks", "trained per task", *(f"{t} {m}" for t, m in columns), "average", f"less {base}"]
     note = (

@@ -1,4 +1,4 @@
-"""A new task from few examples, starting from tasks that were trained together (Karimi Mahabadi et al., Table 2).
+"""A new task from few examples, starting from tasks that were trained together (Karimi Mahabadi et al., section 3.4).
 
 On models that write, a second line has the classes' numbers re-mapped: a pretrained model may have met the task, but
 not with those numbers.
@@ -69,7 +69,10 @@ def run(lab: Lab) -> Report:
 
     def scores(arm: str, task: str, size: int, control: bool) -> list[float]:
         each = [found[Shot(starts[arm], task, size, seed, control)] for seed in seeds]
-        return [record["score"] for record in each if record["error"] is None]
+        ended = [record["score"] for record in each if record["error"] is None]
+        if not ended:
+            raise GraftError(f"no run of {arm!r} on {task!r} with {size} examples ended: {each[0]['error']}")
+        return ended
 
     sections, record = [about(lab, seeds=False)], {}
     for control in controls:
@@ -123,7 +126,7 @@ def chosen(lab: Lab, tasks: Sequence[str]) -> dict[str, Job]:
     methods = company.together(lab)
     jobs = {
         name: [Job(TOGETHER, methods[name], lab.settings_together(rate, None, 0), tuple(tasks))
-               for rate in company.rates(lab, methods[name])[: lab.setup.trials]]
+               for rate in company.rates(lab, methods[name])]
         for name in METHODS
     }  # fmt: skip
     share_out(lab, [job for each in jobs.values() for job in each if lab.known(job) is None], trained)

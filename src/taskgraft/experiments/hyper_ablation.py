@@ -1,4 +1,4 @@
-"""HyperFormer without each of its parts (Karimi Mahabadi et al., Table 3)."""
+"""HyperFormer without each of its parts (Karimi Mahabadi et al., Table 4)."""
 
 from __future__ import annotations
 

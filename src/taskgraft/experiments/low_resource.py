@@ -68,7 +68,7 @@ def at_size(lab: Lab, tasks: Sequence[str], size: int) -> dict[str, list[Record]
     found: dict[str, list[Record]] = {}
     chosen: dict[str, float] = {}
     for name, method in methods.items():
-        tried = [(first[job(name, rate, 0)], rate) for rate in company.rates(lab, method)[: lab.setup.trials]]
+        tried = [(first[job(name, rate, 0)], rate) for rate in company.rates(lab, method)]
         ended = [(record["validation"], rate, record) for record, rate in tried if record["error"] is None]
         if not ended:
             raise GraftError(f"no run of {name!r} with {size} rows ended: {tried[0][0]['error']}")

@@ -43,8 +43,8 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         _row("stream", "One task after another on one backbone.", rows=4_000),
         _row("dropout", "The frozen backbone's dropout, on and off.", rows=2_000),
         _hyper("hyper-glue", "Tasks alone and together, HyperFormer (Table 1).", paper_backbone="t5-base"),
-        _hyper("few-shot", "A new task from few examples (Table 2).", paper_backbone="t5-base", seeds=5),
-        _hyper("hyper-ablation", "HyperFormer without its parts (Table 3)."),
+        _hyper("few-shot", "A new task from few examples (section 3.4).", paper_backbone="t5-base", seeds=5),
+        _hyper("hyper-ablation", "HyperFormer without its parts (Table 4)."),
         _hyper("low-resource", "Few rows of every task (Figure 2).", rows=4_000, paper_backbone="t5-base"),
         _hyper("task-map", "Which tasks' embeddings lie together (Figure 3)."),
     )
