@@ -6,6 +6,7 @@ is over nothing of it is left.
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import json
 import os
@@ -23,9 +24,12 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import uvloop
+from fastapi import FastAPI
 
 import taskgraft as tg
 from taskgraft.cli import app as command_line
@@ -33,6 +37,7 @@ from taskgraft.errors import GraftError
 from taskgraft.grafts.graft import read_graft
 from taskgraft.serving.answers import Answer
 from taskgraft.serving.calls import zipped
+from taskgraft.serving.serve import listen, server_of
 
 from serve_process import (
     QUIET,
@@ -754,6 +759,32 @@ def test_connections_that_wait_to_be_taken_are_answered_too(world: World, server
     for connection in waiting:
         is_right(world, ("mood", "good"), read(connection))
     assert server.ended(5) == 0
+
+
+@pytest.mark.parametrize("loop", [asyncio, uvloop])
+def test_a_stop_that_comes_before_the_loop_has_looked_takes_them_all_the_same(loop: ModuleType) -> None:
+    """They wait in the socket, unseen, as the server begins to stop."""
+    app = FastAPI()
+    app.get("/")(lambda: "here")
+    app.state.served = SimpleNamespace(closing=False)
+
+    async def run() -> list[socket.socket]:
+        app.state.warming = asyncio.sleep(0)
+        listening = listen("127.0.0.1", 0)
+        port = listening.getsockname()[1]
+        stopping = server_of(app, lambda: None)
+        stopping.config.load()
+        stopping.lifespan = stopping.config.lifespan_class(stopping.config)
+        await stopping.startup([listening])
+        waiting = [connect(port) for _ in range(20)]
+        for connection in waiting:
+            connection.sendall(written("GET", "/"))
+        await stopping.shutdown([listening])
+        return waiting
+
+    with asyncio.Runner(loop_factory=loop.new_event_loop) as runner:
+        for connection in runner.run(run()):
+            assert read(connection).body == b'"here"'
 
 
 def test_answers_that_take_long_are_waited_for(world: World, store: tg.Store, backbone: str, tmp_path: Path) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import selectors
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable
 from types import FrameType
 
@@ -23,6 +25,7 @@ HEADER_S = 30  # in which the head of a request must be here
 HEADER_BYTES = 64 << 10  # that it may have
 TOO_LONG = b"HTTP/1.1 431 Request Header Fields Too Large\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 DRAIN_S = 0.5  # for requests that are on their way on connections already open
+TURN_S = 0.005  # in which a loop that has nothing else to do turns more than once
 LONGEST_S = 330  # a request's longest timeout, and some
 UNREAD_S = 60  # in which a client must have read some of what it was sent
 PATIENCE_S = 4  # with clients that are stuck, once the server is to end
@@ -89,8 +92,20 @@ class Server(uvicorn.Server):
         await self.app.state.warming
         self.announce()
 
+    async def take_those_that_wait(self, sockets: list[socket.socket]) -> None:
+        """A socket that is closed resets the connections that the loop has not taken from it; some take one a turn."""
+        deadline = time.monotonic() + DRAIN_S
+        with selectors.DefaultSelector() as waiting:
+            for listening in sockets:
+                waiting.register(listening, selectors.EVENT_READ)
+            while True:
+                await asyncio.sleep(TURN_S)
+                if not waiting.select(0) or time.monotonic() > deadline:
+                    return
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.app.state.served.closing = True  # answers say from now on that their connection ends
+        await self.take_those_that_wait(sockets or [])
         for server in self.servers:
             server.close()
         await asyncio.sleep(DRAIN_S)
