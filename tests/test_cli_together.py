@@ -13,10 +13,10 @@ import transformers as hf
 
 import taskgraft as tg
 from taskgraft.training.loop import Loop
-from test_cli import contents, taskgraft, tweets, well, write_csv
 
 import tiny
 from families import SMALL, T5
+from test_cli import contents, taskgraft, tweets, well, write_csv
 
 FAST = ["--epochs", "2", "--learning-rate", "0.01", "--batch-size", "16", "--batches", "mixed"]
 HEADER = ("text", "label")

@@ -9,6 +9,7 @@ import pytest
 
 import taskgraft as tg
 from taskgraft.demo import TASKS
+
 from test_cli import run
 
 

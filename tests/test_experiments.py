@@ -24,9 +24,9 @@ from taskgraft.experiments.lab import Job, Lab, Setup
 from taskgraft.experiments.names import EXPERIMENTS
 from taskgraft.experiments.study import Arm, Option
 from taskgraft.tasks.benchmarks import BENCHMARKS, benchmark_named
-from test_cli import Done, taskgraft, well
 
 import tiny
+from test_cli import Done, taskgraft, well
 
 SMALL = ["--rows", "40", "--seeds", "2", "--trials", "1", "--epochs", "1", "--configurations", "3", "--steps", "2"]
 TASKS = {

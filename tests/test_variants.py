@@ -26,6 +26,15 @@ VARIANTS = [
     tg.Adapter(size=4, parallel=True, multiplicative=True),
     tg.Adapter(size=4, sites=("attention",)),
     tg.Adapter(size=4, layers=(1,), norms="none"),
+    tg.Adapter(size=4, reads="norm"),
+    tg.Adapter(size=4, reads="residual", scaling=4.0),
+    tg.Adapter(size=4, reads="norm", keeps="sum", norms="none"),
+    tg.Adapter(size=4, reads="norm", keeps="norm"),
+    tg.Adapter(size=4, reads="norm", keeps="norm", joined=False),
+    tg.Adapter(size=4, keeps="sum", sites=("attention",), joined=False),
+    tg.Adapter(size=4, parallel=True, keeps="norm"),
+    tg.Adapter(size=4, norm_after="own", norm_sum=True, scaling=2.0),
+    tg.Adapter(size=4, joined=False, norms="none"),
 ]
 
 
@@ -40,9 +49,15 @@ def bert_by_hand(model: Any, original: Any, inputs: dict[str, Tensor], method: t
         bias = w.get(f"norm.{path}.bias", own.bias)
         return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, own.eps)
 
-    def adapt(site: str, x: Tensor, x_in: Tensor) -> Tensor:
+    def join(site: str, path: str, out: Tensor, x: Tensor) -> Tensor:
         own = {key.removeprefix(f"{site}."): value for key, value in w.items() if key.startswith(f"{site}.")}
-        return one_row(x, own, form, x_in) if own else x
+        if not own:
+            return norm(path, out + x)
+        kept = {None: out, "sum": out + x, "norm": norm(path, out + x)}[form.keeps]
+        reads = "input" if form.parallel else form.reads or "output"
+        read = {"output": out, "input": x, "residual": x, "norm": norm(path, out + x)}[reads]
+        out = one_row(kept, own, form, read)
+        return norm(path, out + x) if form.joined else out
 
     embeddings = original.embeddings
     ids = inputs["input_ids"]
@@ -57,10 +72,10 @@ def bert_by_hand(model: Any, original: Any, inputs: dict[str, Tensor], method: t
         )
         scores = q @ k.transpose(-1, -2) / attention.attention_head_size**0.5 + bias[:, None, None]
         mixed = (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
-        out = adapt(f"encoder.{i}.attention", layer.attention.output.dense(mixed), x)
-        x = norm(f"encoder.layer.{i}.attention.output.LayerNorm", out + x)
-        out = adapt(f"encoder.{i}.feedforward", layer.output.dense(layer.intermediate(x)), x)
-        x = norm(f"encoder.layer.{i}.output.LayerNorm", out + x)
+        out = layer.attention.output.dense(mixed)
+        x = join(f"encoder.{i}.attention", f"encoder.layer.{i}.attention.output.LayerNorm", out, x)
+        out = layer.output.dense(layer.intermediate(x))
+        x = join(f"encoder.{i}.feedforward", f"encoder.layer.{i}.output.LayerNorm", out, x)
     return x * inputs["attention_mask"][:, :, None]
 
 

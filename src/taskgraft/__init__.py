@@ -52,6 +52,8 @@ _HOMES = {
     "taskgraft.training.optim": ("AdamW",),
     "taskgraft.training.settings": ("Settings",),
     "taskgraft.training.sweep": ("Sweep", "sweep"),
+    "taskgraft.grafts.adapterhub.reading": ("import_adapterhub",),
+    "taskgraft.grafts.adapterhub.writing": ("export_adapterhub",),
     "taskgraft.grafts.graft": ("Graft", "add_graft", "get_graft", "load_graft", "materialise"),
     "taskgraft.grafts.joint": ("Joint", "add_joint", "get_joint", "load_joint"),
     "taskgraft.grafts.store": ("Store",),
@@ -81,6 +83,8 @@ if TYPE_CHECKING:
     from taskgraft.backbones.load import Backbone as Backbone
     from taskgraft.backbones.load import load_backbone as load_backbone
     from taskgraft.errors import GraftError as GraftError
+    from taskgraft.grafts.adapterhub.reading import import_adapterhub as import_adapterhub
+    from taskgraft.grafts.adapterhub.writing import export_adapterhub as export_adapterhub
     from taskgraft.grafts.graft import Graft as Graft
     from taskgraft.grafts.graft import add_graft as add_graft
     from taskgraft.grafts.graft import get_graft as get_graft

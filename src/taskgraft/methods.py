@@ -116,7 +116,12 @@ class Adapter(Method):
     activation; `norm_after` ("own", "shared" by the tasks) the branch before the residual. `depth` k has k - 1
     further m -> m linears; 0 has no bottleneck, `y = x + norm_after(x)`. `parallel` reads the sub-layer's input,
     `y = sublayer(x_in) + scaling * branch(x_in)`; `multiplicative` is `y = x * (1 + branch)`. `dropout` acts on the
-    hidden units while training.
+    hidden units while training. `head_hidden` gives the head a hidden layer of that many tanh units.
+
+    The wirings of the AdapterHub, where the backbone goes on with `norm(x + residual)`: `reads="norm"` has the branch
+    read that (Pfeiffer et al., 2021), `reads="residual"` the residual alone; `keeps` ("sum", "norm") adds it to
+    `x + residual` or to its norm instead of x; `norm_sum` has `norm_after` normalise that sum instead of the branch;
+    `joined=False` ends the sub-layer with the adapter, without the backbone's residual and norm.
     """
 
     name: ClassVar[str] = "adapter"
@@ -136,6 +141,11 @@ class Adapter(Method):
     scaling: float = 1.0
     multiplicative: bool = False
     dropout: float = 0.0
+    reads: Literal["residual", "norm"] | None = None
+    keeps: Literal["sum", "norm"] | None = None
+    norm_sum: bool = False
+    joined: bool = True
+    head_hidden: int | None = None
     head_dropout: float = 0.0
     backbone_dropout: bool = False
 
@@ -148,7 +158,7 @@ class Adapter(Method):
             object.__setattr__(self, "layers", tuple(sorted(set(self.layers))))
             _require(bool(self.layers), "layers=() leaves no layer to adapt: leave it out to adapt all of them.")
         _require(self.size is None or self.reduction is None, "give size or reduction, not both.")
-        _check_whole(self, ("size", "reduction"), optional=True)
+        _check_whole(self, ("size", "reduction", "head_hidden"), optional=True)
         _check_whole(self, ("depth",), least=0)
         _require(self.depth <= MOST_DEPTH, f"depth={self.depth} is more than the {MOST_DEPTH} linears that are known.")
         _check_sites(self.sites)
@@ -156,6 +166,14 @@ class Adapter(Method):
         _check_choice("norms", self.norms, Norms, optional=True)
         _check_choice("norm_inside", self.norm_inside, Literal["layer", "batch"], optional=True)
         _check_choice("norm_after", self.norm_after, Literal["own", "shared"], optional=True)
+        _check_choice("reads", self.reads, Literal["residual", "norm"], optional=True)
+        _check_choice("keeps", self.keeps, Literal["sum", "norm"], optional=True)
+        _require(
+            not (self.parallel and self.reads), f"parallel and reads={self.reads!r} both say what is read: use one."
+        )
+        _require(
+            not self.norm_sum or self.norm_after is not None, "norm_sum says what norm_after normalises: give both."
+        )
         _require(self.init_std >= 0, f"init_std={self.init_std} must not be negative.")
         _require(0 <= self.dropout < 1, f"dropout={self.dropout} must be at least 0 and below 1.")
         if self.depth == 0:
@@ -168,6 +186,24 @@ class Adapter(Method):
         recipe: dict[str, Any] = {"init_std": 1e-2, "pooling": "pooler", "norms": "all"}
         recipe |= {"head_dropout": 0.1, "backbone_dropout": True}
         return cls(size=size, **{**recipe, **changes})
+
+    @classmethod
+    def adapterhub(cls, config: str = "seq_bn", size: int | None = None, **changes: Any) -> Adapter:
+        """A configuration of the AdapterHub, by its name there: "seq_bn", "double_seq_bn" or "par_bn".
+
+        Norms stay frozen and the head reads the first token, so `tg.export_adapterhub` can write the task whole.
+        """
+        presets: dict[str, dict[str, Any]] = {
+            "seq_bn": {"sites": ("feedforward",), "activation": "relu", "reads": "norm", "reduction": 16},
+            "double_seq_bn": {"activation": "silu", "reduction": 16},
+            "par_bn": {"sites": ("feedforward",), "activation": "relu", "reads": "residual", "scaling": 4.0}
+            | {"reduction": 2},
+        }
+        _require(config in presets, f"configuration {config!r} is unknown: use one of {', '.join(presets)}.")
+        recipe = {**presets[config], "norms": "none", "pooling": "cls", "backbone_dropout": True}
+        if size is not None:
+            recipe = {**recipe, "size": size, "reduction": None}
+        return cls(**{**recipe, **changes})
 
     @property
     def trained_norms(self) -> Norms:
@@ -351,14 +387,15 @@ def method_from_json(record: dict[str, Any]) -> Method:
 
 
 FORMS = (
-    "adapter-64, paper-64, hyperformer, hyperformer++ (or hyperformer++-24, a size), dagger, full, top-2, norms, head, "
-    "head-128 (a hidden layer), automl; full@3e-5 sets a rate"
+    "adapter-64, paper-64, seq_bn-48, double_seq_bn, par_bn (the AdapterHub's), hyperformer, hyperformer++ (or "
+    "hyperformer++-24, a size), dagger, full, top-2, norms, head, head-128 (a hidden layer), automl; full@3e-5 sets "
+    "a rate"
 )
 
 
 def method_named(name: str) -> tuple[Method, float | None]:
     """A method and its learning rate (None: the default) from a short name: "adapter-64", "top-2", "full@3e-5"."""
-    kinds = r"adapter|paper|hyperformer\+\+|hyperformer|dagger|full|top|norms|head"
+    kinds = r"adapter|paper|seq_bn|double_seq_bn|par_bn|hyperformer\+\+|hyperformer|dagger|full|top|norms|head"
     match = re.fullmatch(rf"({kinds})(?:-(\d+))?(?:@(\d+(?:\.\d+)?(?:e-?\d+)?))?", name)
     if match is None:
         raise GraftError(f"method {name!r} is unknown: use {FORMS}.")
@@ -370,6 +407,8 @@ def method_named(name: str) -> tuple[Method, float | None]:
         method = Adapter(size=number)
     elif kind == "paper":
         method = Adapter.paper(number or DEFAULT_SIZE)
+    elif kind.endswith("_bn"):
+        method = Adapter.adapterhub(kind, number)
     elif kind.startswith("hyperformer"):
         method = HyperFormer(shared=kind.endswith("++"), size=number)
     elif kind == "dagger":

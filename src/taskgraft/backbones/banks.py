@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from taskgraft.backbones.count import form_of, hypernet_plan
+from taskgraft.backbones.count import form_of, hidden_of, hypernet_plan
 from taskgraft.backbones.frozen import FrozenBackbone, base_prefix
 from taskgraft.backbones.kinds import HYPERNET, HeadsKind, HyperKind, Kind, float_dtype, kind_key
 from taskgraft.backbones.sites import Family, FoundSite
-from taskgraft.backbones.wrap import NormSite, Site, Wrapper
+from taskgraft.backbones.wrap import NormSite, Site, Unjoined, Wrapper, residual_of
 from taskgraft.errors import GraftError
-from taskgraft.methods import Adapter, HeadOnly, HyperFormer, Method
+from taskgraft.methods import Adapter, HyperFormer, Method
 from taskgraft.nn.bank import AdapterBank, Bank, fresh_bottleneck
 from taskgraft.nn.heads import Head, HeadBank, fresh_head
 from taskgraft.nn.hypernet import GeneratedAdapter, HypernetBank, embedding_layout, fresh_hypernet
@@ -104,7 +104,8 @@ class Banks:
         """The wrapper at a site, put there if it is not yet."""
         path = f"{site.layer_path}.{site.place.module}"
         if path not in self.backbone.wrappers:
-            self.backbone.wrap(path, Site(self.model.get_submodule(path), self.grafts, site.name, site.place.first))
+            layer = self.model.get_submodule(site.layer_path)
+            self.backbone.wrap(path, Site(self.model.get_submodule(path), self.grafts, site.name, site.place, layer))
         return self.backbone.wrappers[path]
 
     def _hyper_kind(self, method: HyperFormer, company: str) -> Kind:
@@ -133,6 +134,11 @@ class Banks:
         form, key = form_of(method), adapter_key(method, chosen)
         if key in self.kinds:
             return self.kinds[key]
+        if form.needs_residual and not all(site.place.residual for site in chosen):
+            raise GraftError(
+                f"reads, keeps and joined are not known for model family {self.model.config.model_type!r}, whose "
+                "layers join their residuals in another way: leave them out."
+            )
         kind = self.kinds[key] = Kind(key)
         for site in chosen:
             near = next(self.model.get_submodule(site.layer_path).parameters())
@@ -141,10 +147,22 @@ class Banks:
             self._wrapped(site).add_bank(key, bank)
             kind.banks[site.name] = bank
             if form.parallel:
-                reads = self.model.get_submodule(f"{site.layer_path}.{site.place.reads}")
-                hook = functools.partial(remember_input, self.grafts.bound, site.name)
-                kind.handles.append(reads.register_forward_pre_hook(hook, with_kwargs=True))
+                self._remember(kind, f"{site.layer_path}.{site.place.reads}", site.name)
+            if form.needs_residual:
+                self._remember(kind, f"{site.layer_path}.{site.place.residual}", residual_of(site.name))
+            if not form.joined and site.place.norm:
+                self._wrapped_norm(f"{site.layer_path}.{site.place.norm}").add_bank(key, Unjoined())
         return kind
+
+    def _remember(self, kind: Kind, path: str, name: str) -> None:
+        hook = functools.partial(remember_input, self.grafts.bound, name)
+        kind.handles.append(self.model.get_submodule(path).register_forward_pre_hook(hook, with_kwargs=True))
+
+    def _wrapped_norm(self, path: str) -> Wrapper:
+        """The wrapper at a norm, put there if it is not yet."""
+        if path not in self.backbone.wrappers:
+            self.backbone.wrap(path, NormSite(self.model.get_submodule(path), self.grafts, self.family.norm_offset))
+        return self.backbone.wrappers[path]
 
     def _norm_kind(self, scope: str) -> Kind:
         key = norm_key(scope)
@@ -158,11 +176,9 @@ class Banks:
             fixed = inner in self.family.fixed_norms
             if not path.startswith(prefix) or fixed or (scope == "layers" and not path.startswith(layers)):
                 continue
-            if path not in self.backbone.wrappers:
-                module = self.model.get_submodule(path)
-                self.backbone.wrap(path, NormSite(module, self.grafts, self.family.norm_offset))
-            bank = NormBank(self.backbone.wrappers[path].base, shared=scope == "shared")
-            self.backbone.wrappers[path].add_bank(key, bank)
+            wrapper = self._wrapped_norm(path)
+            bank = NormBank(wrapper.base, shared=scope == "shared")
+            wrapper.add_bank(key, bank)
             kind.banks[f"norm.{inner}"] = bank
         return kind
 
@@ -233,14 +249,10 @@ def head_key(method: Method, head: Head) -> str:
     return kind_key(f"{group}{pooling_of(method, head)}", hidden_of(method), method.head_dropout)
 
 
-def hidden_of(method: Method) -> int | None:
-    return method.hidden if isinstance(method, HeadOnly) else None
-
-
 def pooling_of(method: Method, head: Head) -> str:
     return "" if head.per_token else str(method.pooling)
 
 
 def remember_input(bound: Bound, site: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """A routing hook: what the sub-layer reads is what its parallel adapter reads."""
+    """A routing hook: what a sub-layer reads, and what is added to it, for the adapters that read or keep it."""
     bound.inputs[site] = args[0] if args else kwargs["hidden_states"]

@@ -26,7 +26,18 @@ def form_of(method: Adapter | HyperFormer) -> Form:
         scaling=method.scaling,
         multiplicative=method.multiplicative,
         dropout=method.dropout,
+        reads=method.reads,
+        keeps=method.keeps,
+        norm_sum=method.norm_sum,
+        joined=method.joined,
     )
+
+
+def hidden_of(method: Method) -> int | None:
+    """How many hidden units the method's head has, if it has a hidden layer."""
+    if isinstance(method, Adapter):
+        return method.head_hidden
+    return method.hidden if isinstance(method, HeadOnly) else None
 
 
 def hypernet_plan(method: HyperFormer, d: int, places: Sequence[str]) -> Plan:
@@ -61,7 +72,7 @@ def count(method: Method, config: Config, tasks: int = 1, labels: int | None = N
         raise GraftError(f"tasks={tasks} must be at least 1.")
     family = family_of(config)
     d = int(config.hidden_size)
-    hidden = method.hidden if isinstance(method, HeadOnly) else None
+    hidden = hidden_of(method)
     per_task = 0 if labels is None else size_of(head_layout(d, hidden)(labels), shared=False)
     shared = 0
     if method.trains_backbone:

@@ -146,6 +146,9 @@ def _sites(grafts: Grafts) -> list[list[str]]:
         order = orders[stack, place]
         if all(forms[key].parallel for key in here):
             order += ", parallel"
+        reads = {forms[key].reads for key in here}
+        if len(reads) == 1 and None not in reads:
+            order += f", reads the {reads.pop()}"
         table.append([f"{stack} {place}", f"{len(layers)}", order, kernel, ", ".join(sorted(here))])
     norms = {name for key, kind in grafts.kinds.items() if key.startswith("norms_") for name in kind.banks}
     if norms:

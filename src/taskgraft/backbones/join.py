@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from taskgraft.backbones.wrap import NormSite, Site
 from taskgraft.nn.bottleneck import Origin
-from taskgraft.nn.norms import fused, norm_kernel_for
+from taskgraft.nn.norms import NormBank, fused, norm_kernel_for
 
 if TYPE_CHECKING:
     from taskgraft.backbones.insert import Grafts
@@ -26,7 +26,7 @@ def join_forward(self: Any, hidden_states: Tensor, input_tensor: Tensor) -> Tens
     if isinstance(norm, NormSite) and plain and not torch.compiler.is_compiling():
         route = norm.grafts.route().for_batch(hidden_states)
         kinds = [kind for kind in norm.bank if kind in route.kinds]
-        if len(kinds) == 1 and route.packing is None:
+        if len(kinds) == 1 and route.packing is None and isinstance(norm.bank[kinds[0]], NormBank):
             index, bank = route.kinds[kinds[0]], norm.bank[kinds[0]]
             if norm_kernel_for(norm.base, input_tensor, bank.store("weight"), route.kernel) == "triton":
                 stacks, rows = bank.stacked(index, cast=False)

@@ -2,7 +2,9 @@
 
 Paths are relative to one layer. A place names the module to wrap; the adapter runs on its output, or on its input
 where `first` is set (T5: before the dropout). `reads` is the module whose input is the sub-layer's input, for parallel
-adapters. Norms are found by class name; the table only counts them, so that `tg.count` needs no model.
+adapters; `residual` the module whose input is added to the sub-layer's output, and `norm` the norm of that sum where
+the layer has one, for the AdapterHub's wirings. Norms are found by class name; the table only counts them, so that
+`tg.count` needs no model.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from torch import nn
 
 from taskgraft.errors import GraftError
 
+Order = Literal["after dropout", "before dropout", "no dropout"]
 Config = Any  # transformers.PretrainedConfig, which types its fields loosely
 
 
@@ -25,8 +28,10 @@ class Place:
 
     module: str
     reads: str
-    order: Literal["after dropout", "before dropout", "no dropout"]
+    order: Order
     first: bool = False
+    residual: str = ""
+    norm: str = ""
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,11 @@ def _qk_norms(config: Config) -> int:
     return 2 * int(head) * _layers(config)
 
 
+def post_norm(module: str, reads: str, order: Order, norm: str) -> Place:
+    """A place in a layer that goes on with `norm(sub-layer's output + sub-layer's input)`."""
+    return Place(module, reads, order, residual=reads, norm=norm)
+
+
 def _encoder(
     attention: Place,
     feedforward: Place,
@@ -88,8 +98,8 @@ def _encoder(
 
 
 BERT = _encoder(
-    Place("attention.output.dropout", "attention", "after dropout"),
-    Place("output.dropout", "intermediate", "after dropout"),
+    post_norm("attention.output.dropout", "attention", "after dropout", "attention.output.LayerNorm"),
+    post_norm("output.dropout", "intermediate", "after dropout", "output.LayerNorm"),
     joins=("attention.output", "output"),
 )
 ELECTRA = _encoder(
@@ -106,13 +116,13 @@ DEBERTA = Family(
     joins=BERT.joins,
 )
 MPNET = _encoder(
-    Place("attention.dropout", "attention", "after dropout"),
-    Place("output.dropout", "intermediate", "after dropout"),
+    post_norm("attention.dropout", "attention", "after dropout", "attention.LayerNorm"),
+    post_norm("output.dropout", "intermediate", "after dropout", "output.LayerNorm"),
     joins=("output",),
 )
 DISTILBERT = _encoder(
-    Place("attention.out_lin", "attention", "no dropout"),
-    Place("ffn.dropout", "ffn", "after dropout"),
+    post_norm("attention.out_lin", "attention", "no dropout", "sa_layer_norm"),
+    post_norm("ffn.dropout", "ffn", "after dropout", "output_layer_norm"),
     layers=r"transformer\.layer",
 )
 ALBERT = Family(
@@ -149,7 +159,8 @@ MODERNBERT = Family(
 
 
 def _t5_place(layer: int, reads: str) -> Place:
-    return Place(f"layer.{layer}.dropout", f"layer.{layer}.{reads}", "before dropout", first=True)
+    path = f"layer.{layer}"
+    return Place(f"{path}.dropout", f"{path}.{reads}", "before dropout", first=True, residual=path)
 
 
 T5 = Family(
@@ -177,9 +188,10 @@ T5 = Family(
     is_encoder_decoder=True,
 )
 _BART_ENCODER = {
-    "attention": Place("self_attn.out_proj", "self_attn", "before dropout"),
-    "feedforward": Place("fc2", "fc1", "before dropout"),
+    "attention": post_norm("self_attn.out_proj", "self_attn", "before dropout", "self_attn_layer_norm"),
+    "feedforward": post_norm("fc2", "fc1", "before dropout", "final_layer_norm"),
 }
+_BART_CROSS = post_norm("encoder_attn.out_proj", "encoder_attn", "before dropout", "encoder_attn_layer_norm")
 BART = Family(
     (
         Stack(
@@ -192,7 +204,7 @@ BART = Family(
         Stack(
             "decoder",
             r"decoder\.layers",
-            {**_BART_ENCODER, "cross_attention": Place("encoder_attn.out_proj", "encoder_attn", "before dropout")},
+            {**_BART_ENCODER, "cross_attention": _BART_CROSS},
             count=lambda c: int(c.decoder_layers),
             norms=lambda c: 6 * int(c.hidden_size) * int(c.decoder_layers),
         ),

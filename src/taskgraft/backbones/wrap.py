@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
+from taskgraft.backbones.sites import Place
+from taskgraft.errors import GraftError
 from taskgraft.nn.bank import AdapterBank
 from taskgraft.nn.bottleneck import Origin
 from taskgraft.nn.dropout import dropout
 from taskgraft.nn.hypernet import GeneratedAdapter
 from taskgraft.nn.norms import NormBank, task_norm
+from taskgraft.nn.rows import Route, RowIndex
 
 if TYPE_CHECKING:
     from taskgraft.backbones.insert import Grafts
@@ -57,13 +61,24 @@ class Wrapper(nn.Module):
         return self.base
 
 
+class Unjoined(nn.Module):
+    """Stands among a norm's banks for a kind of adapters that end their sub-layer: its rows pass the norm untouched."""
+
+
+def residual_of(site: str) -> str:
+    """The name under which what is added to a sub-layer's output is remembered."""
+    return f"{site}.residual"
+
+
 class Site(Wrapper):
     """A place for adapters: `adapter(base(x))`, or `base(adapter(x))` where the adapter comes before a dropout."""
 
-    def __init__(self, base: nn.Module, grafts: Grafts, name: str, first: bool) -> None:
+    def __init__(self, base: nn.Module, grafts: Grafts, name: str, place: Place, layer: nn.Module) -> None:
         super().__init__(base, grafts)
         self.name = name
-        self.first = first
+        self.first = place.first
+        self.norm = place.norm
+        self.__dict__["layer"] = layer  # not registered: it holds this
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if self.first:
@@ -74,6 +89,7 @@ class Site(Wrapper):
         """x through each row's adapter; `origin` is of x as it comes."""
         route = self.grafts.route().for_batch(x)
         source = self.grafts.bound.inputs.pop(self.name, None)
+        residual = self.grafts.bound.inputs.pop(residual_of(self.name), None)
         shape = x
         if route.packing is not None:
             x = route.packing.pad(x)
@@ -82,9 +98,45 @@ class Site(Wrapper):
             index = route.kinds.get(kind)
             if index is not None:
                 assert isinstance(bank, (AdapterBank, GeneratedAdapter))
+                if isinstance(bank, AdapterBank) and (bank.form.needs_residual or bank.form.norm_sum):
+                    x, origin = self.wired(bank, x, index, route, source, residual), None
+                    continue
                 known = {"origin": origin} if isinstance(bank, AdapterBank) else {}
                 x, origin = bank(x, index, route, source if bank.form.parallel else None, **known), None
         return x if route.packing is None else route.packing.unpad(x, shape)
+
+    def wired(
+        self,
+        bank: AdapterBank,
+        x: Tensor,
+        index: RowIndex,
+        route: Route,
+        source: Tensor | None,
+        residual: Tensor | None,
+    ) -> Tensor:
+        """x through adapters that read, keep or end more than their sub-layer's output; other rows stay as they are."""
+        form = bank.form
+        kept, source = x, source if form.parallel else None
+        if form.needs_residual:
+            if route.packing is not None:
+                raise GraftError("adapters with reads, keeps or joined=False take padded batches only: pad this one.")
+            assert residual is not None
+            total = x + residual
+            normed = self.normed(total) if "norm" in (form.reads, form.keeps) else total
+            kept = {"sum": total, "norm": normed}.get(form.keeps or "", x)
+            source = {"residual": residual, "norm": normed}.get(form.reads or "", x if source is None else source)
+        y: Tensor = bank(kept, index, route, source)
+        if not form.joined and residual is not None:
+            y = y - residual  # the backbone's own code adds it
+        return y if index.member is None else torch.where(index.member[:, None, None], y, x)
+
+    def normed(self, total: Tensor) -> Tensor:
+        """The layer's own norm of a sum, with each task's weights; a layer that norms elsewhere leaves it as it is."""
+        if not self.norm:
+            return total
+        norm = self.layer.get_submodule(self.norm)
+        result: Tensor = norm.normed(total) if isinstance(norm, NormSite) else norm(total)
+        return result
 
 
 class NormSite(Wrapper):
@@ -95,8 +147,19 @@ class NormSite(Wrapper):
         self.offset = offset
 
     def forward(self, x: Tensor) -> Tensor:
+        y = self.normed(x)
+        kinds = self.grafts.route().for_batch(x).kinds
+        for kind, bank in self.bank.items():
+            if isinstance(bank, Unjoined) and kind in kinds:
+                member = kinds[kind].member
+                y = x if member is None else torch.where(member[:, None, None], x, y)
+        return y
+
+    def normed(self, x: Tensor) -> Tensor:
         route = self.grafts.route().for_batch(x)
-        banks: dict[str, NormBank] = {kind: bank for kind, bank in self.bank.items() if kind in route.kinds}
+        banks: dict[str, NormBank] = {
+            kind: bank for kind, bank in self.bank.items() if kind in route.kinds and isinstance(bank, NormBank)
+        }
         if not banks:
             result: Tensor = self.base(x)
             return result

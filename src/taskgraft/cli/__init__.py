@@ -14,11 +14,12 @@ from taskgraft.cli import (
     tasks,
     taskmap,
     params,
+    adapterhub,
     reproduce,
     demo,
 )  # help's order
 
 __all__ = [
-    "app", "compare", "demo", "evaluate", "params", "predict", "reproduce", "serve", "sweep", "taskmap", "tasks",
-    "train",
+    "adapterhub", "app", "compare", "demo", "evaluate", "params", "predict", "reproduce", "serve", "sweep", "taskmap",
+    "tasks", "train",
 ]  # fmt: skip

@@ -48,6 +48,15 @@ class Form:
     scaling: float = 1.0
     multiplicative: bool = False
     dropout: float = 0.0
+    reads: Literal["residual", "norm"] | None = None
+    keeps: Literal["sum", "norm"] | None = None
+    norm_sum: bool = False
+    joined: bool = True
+
+    @property
+    def needs_residual(self) -> bool:
+        """Whether it is wired around what its sub-layer's output is added to."""
+        return self.reads is not None or self.keeps is not None or not self.joined
 
     @property
     def needs_mask(self) -> bool:
@@ -167,15 +176,16 @@ def eager(
         if form.is_plain and x.dtype == h.dtype == w["up"].dtype:
             return residual_affine(x, h, w["up"], w["up_bias"])
         h = affine(h, w["up"], w["up_bias"])
-    branch = h
-    if form.norm_after is not None:
-        branch = scale_and_shift(
-            F.layer_norm(branch, branch.shape[-1:], eps=NORM_EPS), w["after_weight"], w["after_bias"]
-        )
+    branch = h if form.norm_after is None or form.norm_sum else norm_after(h, w)
     if form.scaling != 1.0:
         branch = branch * form.scaling
     branch = branch.to(x.dtype)
-    return x + (x * branch if form.multiplicative else branch)
+    y = x + (x * branch if form.multiplicative else branch)
+    return norm_after(y, w).to(x.dtype) if form.norm_sum else y
+
+
+def norm_after(x: Tensor, w: Mapping[str, Tensor]) -> Tensor:
+    return scale_and_shift(F.layer_norm(x, x.shape[-1:], eps=NORM_EPS), w["after_weight"], w["after_bias"])
 
 
 def hidden_units(

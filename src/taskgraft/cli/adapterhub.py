@@ -1,0 +1,90 @@
+"""`taskgraft import` and `taskgraft export`: adapters of the AdapterHub, in and out of a store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from taskgraft.cli.app import Output, app
+from taskgraft.cli.backbone import backbone_for
+from taskgraft.cli.options import Json, OwnBackbone, StoreFolder, TaskName
+from taskgraft.cli.tasks import task_named
+from taskgraft.errors import GraftError
+
+Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder in the AdapterHub's format.")]
+
+
+@app.command(
+    "import",
+    epilog="""Examples:
+  taskgraft import imdb-adapter --backbone bert-base-uncased
+  taskgraft import imdb-adapter --name reviews --no-head
+
+Bottleneck adapters of `adapters` 1.x and adapter-transformers, in every wiring,
+for BERT, RoBERTa, XLM-RoBERTa, ELECTRA, DeBERTa-v2, DistilBERT, T5, mT5 and BART.
+The folder does not hold the backbone's weights: name those it was trained on.""",
+)
+def import_(
+    folder: Folder,
+    name: Annotated[str | None, typer.Option(help="The task's name here.", show_default="the adapter's")] = None,
+    store: StoreFolder = Path("grafts"),
+    backbone: Annotated[
+        str | None, typer.Option(help="A model on the Hub, or a folder.", show_default="the one that the folder names")
+    ] = None,
+    head: Annotated[bool, typer.Option("--head/--no-head", help="With its prediction head, if there is one.")] = True,
+    json: Json = False,
+) -> None:
+    """Take an adapter from a folder that `adapters` saved into the store, as a task."""
+    from taskgraft.grafts.adapterhub.reading import read_adapterhub, read_config
+    from taskgraft.grafts.adapterhub.table import CONFIG
+    from taskgraft.grafts.store import Store
+
+    output = Output(json)
+    record = read_config(folder / CONFIG)
+    if backbone is None and not record.get("model_name"):
+        raise GraftError(f"{folder} does not say which backbone it is for: name it with --backbone.")
+    loaded = backbone_for(str(record.get("name")), {"name": record.get("model_name")}, backbone)
+    graft = read_adapterhub(loaded.model, folder, name, head=head)
+    version = Store(store).put(graft)
+    kind = "no head" if graft.head is None else graft.head.kind
+    output.say(f"{graft.name}: version {version} in {store}, {graft.parameters:,} parameters, {kind}.")
+    output.finish({"task": graft.name, "version": version, "parameters": graft.parameters, "head": kind})
+
+
+@app.command(
+    epilog="""Examples:
+  taskgraft export warming warming-adapter
+  taskgraft export warming warming-adapter --drop-norms --drop-head
+
+There, it is read by `model.load_adapter("warming-adapter", use_safetensors=True)`.
+That format holds no tuned norms, and heads only on the first token or the pooler:
+train with --method seq_bn (or double_seq_bn, par_bn) for a task that it can hold whole."""
+)
+def export(
+    name: TaskName,
+    folder: Folder,
+    store: StoreFolder = Path("grafts"),
+    version: Annotated[int | None, typer.Option(help="An earlier version.", show_default="the current one")] = None,
+    backbone: OwnBackbone = None,
+    drop_norms: Annotated[bool, typer.Option("--drop-norms", help="Leave tuned norms out: answers change.")] = False,
+    drop_head: Annotated[bool, typer.Option("--drop-head", help="Leave the head out.")] = False,
+    json: Json = False,
+) -> None:
+    """Write a task as a folder that `adapters` reads."""
+    from taskgraft.grafts.adapterhub.writing import write_adapterhub
+    from taskgraft.grafts.graft import Graft, materialise
+    from taskgraft.grafts.joint import add_joint
+
+    output = Output(json)
+    found = task_named(store, name, version)
+    graft = found if isinstance(found, Graft) else found.graft
+    loaded = backbone_for(name, graft.backbone, backbone)
+    if not isinstance(found, Graft):
+        add_joint(loaded.model, found.joint, [found.name])
+        graft = materialise(loaded.model, found.name, backbone=graft.backbone["name"])
+    write_adapterhub(loaded.model, graft, folder, drop_norms=drop_norms, drop_head=drop_head)
+    written = sorted(path.name for path in folder.iterdir())
+    output.say(f"{graft.name}: written to {folder} ({', '.join(written)}).")
+    output.finish({"task": graft.name, "folder": str(folder), "files": written})
