@@ -11,7 +11,7 @@ from torch import Tensor
 import taskgraft as tg
 from taskgraft.backbones.count import form_of
 
-from families import SAMPLES, batch, build, perturb
+from families import SAMPLES, batch, build, perturb, result
 from reference import one_row
 
 VARIANTS = [
@@ -190,3 +190,34 @@ def test_an_adapter_does_not_overflow_what_the_backbone_keeps_in_single_precisio
     assert x.dtype == torch.float32 and x.abs().max() > 65504
     assert torch.equal(x[0], y[0]), "the bare row"
     assert y.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("name", "wiring"),
+    [
+        ("bert", {"reads": "norm"}),
+        ("bert", {"reads": "norm", "keeps": "norm", "joined": False}),
+        ("t5", {"reads": "residual"}),
+        ("distilbert", {"norm_after": "own", "norm_sum": True}),
+    ],
+)
+def test_wirings_compile_to_one_graph_and_can_be_recomputed(name: str, wiring: dict[str, Any]) -> None:
+    model = build(name, torch.float64)
+    tg.graft(model, tg.Adapter(size=4, norms="none", **wiring), ["a", "b"])
+    perturb(model, seed=1, only=lambda path: ".bank." in path)
+    inputs, rows = batch(model), ["a", "b", None, "b", "a", None]
+    model.taskgraft.backbone.set_dropout(on=False)
+    with torch.no_grad(), tg.rows(model, rows):
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+        assert torch.allclose(result(compiled, inputs), result(model, inputs), atol=1e-10)
+
+    def gradients() -> list[Tensor]:
+        model.zero_grad()
+        with tg.rows(model, rows):
+            result(model, inputs).square().sum().backward()
+        return [parameter.grad.clone() for parameter in tg.trainable(model).values() if parameter.grad is not None]
+
+    model.train()
+    kept = gradients()
+    model.gradient_checkpointing_enable()
+    assert kept and all(torch.allclose(a, b) for a, b in zip(kept, gradients(), strict=True))
