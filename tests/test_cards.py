@@ -66,6 +66,7 @@ def test_the_front_matter_is_what_the_hub_reads() -> None:
     assert front_matter(card(RECORD)) == {
         "library_name": "taskgraft",
         "base_model": "sentence-transformers/all-MiniLM-L6-v2",
+        "base_model_relation": "adapter",
         "pipeline_tag": "text-classification",
         "tags": ["taskgraft", "adapter"],
         "metrics": ["macro_f1"],

@@ -13,12 +13,13 @@ from taskgraft.cli import (
     sweep,
     tasks,
     taskmap,
+    hub,
     params,
     reproduce,
     demo,
 )  # help's order
 
 __all__ = [
-    "app", "compare", "demo", "evaluate", "params", "predict", "reproduce", "serve", "sweep", "taskmap", "tasks",
+    "app", "compare", "demo", "evaluate", "hub", "params", "predict", "reproduce", "serve", "sweep", "taskmap", "tasks",
     "train",
 ]  # fmt: skip
