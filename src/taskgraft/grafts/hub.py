@@ -163,7 +163,7 @@ def whole(repo: str, folder: Path) -> tuple[Graft | Joint, str]:
         raise GraftError(
             f"{str(error).rstrip('.')}; nothing was stored, and to download it again, delete {folder.parents[1]} first."
         ) from error
-    return what, json.loads(record.read_bytes()).get("name", "")
+    return what, json.loads(record.read_bytes()).get("name") or ""
 
 
 def check_fit(what: Graft | Joint, repo: str, backbone: Backbone) -> None:
@@ -173,7 +173,7 @@ def check_fit(what: Graft | Joint, repo: str, backbone: Backbone) -> None:
     if isinstance(what, Joint):
         add_joint(backbone.model, what)
     else:
-        add_graft(backbone.model, what)
+        add_graft(backbone.model, what, "pulled")
     api.ungraft(backbone.model)
 
 
