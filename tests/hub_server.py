@@ -243,7 +243,8 @@ class ApiHandler(Handler):
         for wanted in json.loads(self.body)["objects"]:
             url = f"{self.hub.storage.url}/{wanted['oid']}"
             objects.append({**wanted, "actions": {"upload": {"href": url}}})
-        self.answer_json({"transfer": "basic", "objects": objects})
+        offered = json.loads(self.body)["transfers"]
+        self.answer_json({"transfer": "xet" if "xet" in offered else "basic", "objects": objects})
 
     def commit(self, name: str, revision: str) -> None:
         repo, message = self.writable(name), ""

@@ -156,6 +156,8 @@ def test_a_pulled_card_says_where_it_came_from(hub: Hub, saved: Path, tmp_path: 
     commit = tg.push(saved / "spam", "me/spam").commit
     tg.pull("me/spam", tmp_path / "grafts")
     assert f"Pulled from me/spam at commit {commit}." in (tmp_path / "grafts/spam/README.md").read_text()
+    shown = CliRunner().invoke(app, ["tasks", "show", "spam", "--store", str(tmp_path / "grafts")])
+    assert f"pulled      me/spam at {commit}" in shown.output
 
 
 def test_revisions(hub: Hub, saved: Path, tmp_path: Path) -> None:
