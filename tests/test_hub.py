@@ -202,6 +202,25 @@ def test_a_hub_that_does_not_answer_is_not_replaced_by_the_cache(hub: Hub, saved
     assert said.endswith("try again, or from the cache with HF_HUB_OFFLINE=1.")
 
 
+def test_a_hub_lost_after_its_first_answer_is_not_replaced_either(
+    hub: Hub, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = tmp_path / "grafts"
+    tg.push(saved / "spam", "me/spam")
+    tg.pull("me/spam", store)
+    spam(seed=9).save(tmp_path / "newer" / "spam")
+    tg.push(tmp_path / "newer" / "spam", "me/spam")
+    ask = huggingface_hub.HfApi.model_info
+
+    def answered_once(*asked: Any, **options: Any) -> Any:
+        found = ask(*asked, **options)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)  # to the client, the network is gone
+        return found
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", answered_once)
+    refused("'me/spam' changed, or the Hub was lost, while it was pulled", lambda: tg.pull("me/spam", store), store)
+
+
 def test_a_broken_connection_is_taken_up_where_it_broke(
     hub: Hub, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
