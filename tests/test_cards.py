@@ -66,6 +66,7 @@ def test_the_front_matter_is_what_the_hub_reads() -> None:
     assert front_matter(card(RECORD)) == {
         "library_name": "taskgraft",
         "base_model": "sentence-transformers/all-MiniLM-L6-v2",
+        "base_model_relation": "adapter",
         "pipeline_tag": "text-classification",
         "tags": ["taskgraft", "adapter"],
         "metrics": ["macro_f1"],
@@ -166,6 +167,29 @@ def test_any_key_may_be_missing(path: tuple[str, ...]) -> None:
     text = card(record)
     assert "None" not in text.replace("None of its own", "") and not re.search(r"\n\n\n|: \.|\(\)", text)
     front_matter(text)
+
+
+def test_tasks_together_have_a_card_whatever_is_missing() -> None:
+    member = {key: RECORD[key] for key in ("method", "head", "task", "metrics")}
+    other = {
+        **member,
+        "head": {"kind": "regression", "labels": []},
+        "task": {"kind": "regression", "metrics": ["rmse"]},
+    }
+    shared = {key: RECORD[key] for key in ("training", "created", "backbone", "parameters", "packages", "tensors")}
+    record = {"name": "house", "tasks": {"spam": member, "stars": other}, **shared}
+    text = card(record, "me/house")
+    assert front_matter(text)["metrics"] == ["macro_f1", "rmse"] and "2 tasks that were trained together" in text
+    assert 'tg.pull("me/house", "grafts")' in text and "taskgraft predict house/spam" in text and "someone" not in text
+    for path in keys(record):
+        copy = json.loads(json.dumps(record))
+        holder = copy
+        for step in path[:-1]:
+            holder = holder[step]
+        del holder[path[-1]]
+        text = card(copy)
+        assert "None" not in text.replace("None of its own", "") and not re.search(r"\n\n\n|: \.|\(\)", text), path
+        front_matter(text)
 
 
 def test_an_empty_record_still_has_a_card() -> None:

@@ -129,7 +129,7 @@ def write_messages(path: Path, text: str, label: str) -> None:
 
 
 def test_links_in_the_documents_lead_somewhere() -> None:
-    for document in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
+    for document in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
         for target in re.findall(r"\]\((?!http)([^)#]+)\)", document.read_text()):
             assert (document.parent / target).exists(), f"{document.name} links to {target}"
 

@@ -55,6 +55,7 @@ _HOMES = {
     "taskgraft.grafts.adapterhub.reading": ("import_adapterhub",),
     "taskgraft.grafts.adapterhub.writing": ("export_adapterhub",),
     "taskgraft.grafts.graft": ("Graft", "add_graft", "get_graft", "load_graft", "materialise"),
+    "taskgraft.grafts.hub": ("pull", "push"),
     "taskgraft.grafts.joint": ("Joint", "add_joint", "get_joint", "load_joint"),
     "taskgraft.grafts.store": ("Store",),
     "taskgraft.serving.answers": ("Answer", "Question"),
@@ -90,6 +91,8 @@ if TYPE_CHECKING:
     from taskgraft.grafts.graft import get_graft as get_graft
     from taskgraft.grafts.graft import load_graft as load_graft
     from taskgraft.grafts.graft import materialise as materialise
+    from taskgraft.grafts.hub import pull as pull
+    from taskgraft.grafts.hub import push as push
     from taskgraft.grafts.joint import Joint as Joint
     from taskgraft.grafts.joint import add_joint as add_joint
     from taskgraft.grafts.joint import get_joint as get_joint

@@ -14,12 +14,13 @@ from taskgraft.cli import (
     tasks,
     taskmap,
     params,
+    hub,
     adapterhub,
     reproduce,
     demo,
 )  # help's order
 
 __all__ = [
-    "adapterhub", "app", "compare", "demo", "evaluate", "params", "predict", "reproduce", "serve", "sweep", "taskmap",
-    "tasks", "train",
+    "adapterhub", "app", "compare", "demo", "evaluate", "hub", "params", "predict", "reproduce", "serve", "sweep",
+    "taskmap", "tasks", "train",
 ]  # fmt: skip

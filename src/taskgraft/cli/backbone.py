@@ -51,8 +51,12 @@ def config_named(name: str | None) -> Any:
 
 
 def silence() -> None:
-    """Keep Transformers' own bars and notices out of what commands say."""
+    """Keep the bars and notices of Transformers and of the Hub's client out of what commands say."""
+    from huggingface_hub.utils import disable_progress_bars
+    from huggingface_hub.utils import logging as hub_logging
     from transformers.utils import logging
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+    hub_logging.set_verbosity_error()
+    disable_progress_bars()

@@ -138,6 +138,7 @@ def show(context: typer.Context, name: Name, store: Folder = None, json: Json = 
         else "",
         "backbone": f"{graft.backbone['name']} (sha256 {graft.backbone['sha256'][:12]})",
         "made": graft.created,
+        "pulled": " at ".join(map(str, graft.origin.values())),
         "versions": ", ".join(map(str, versions)) or "a plain folder",
         "notes": " ".join(graft.task.get("notes", [])),
     }

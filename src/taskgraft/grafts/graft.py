@@ -61,6 +61,17 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
+@functools.cache
+def package_versions() -> dict[str, str]:
+    known = {"python": platform.python_version()}
+    for package in ("taskgraft", "torch", "transformers"):
+        try:
+            known[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return known
+
+
 @dataclass(frozen=True, eq=False)
 class Graft:
     """One task's weights, by the names `Grafts.read` gives them, with its method, head, backbone and history."""
@@ -74,6 +85,8 @@ class Graft:
     training: dict[str, Any] = field(default_factory=dict)
     task: dict[str, Any] = field(default_factory=dict)
     created: str = field(default_factory=now)
+    packages: dict[str, str] = field(default_factory=package_versions)  # that it was made with
+    origin: dict[str, Any] = field(default_factory=dict)  # the repository and commit that it was pulled from
 
     @property
     def parameters(self) -> int:
@@ -105,6 +118,8 @@ class Graft:
             "created": self.created,
             "backbone": self.backbone,
             "parameters": self.parameters,
+            "packages": self.packages,
+            **({"origin": self.origin} if self.origin else {}),
         }
 
     @classmethod
@@ -115,6 +130,8 @@ class Graft:
             method=method_from_json(record["method"]),
             head=head_from_json(record["head"]),
             tensors=tensors,
+            packages=dict(record.get("packages", {})),
+            origin=dict(record.get("origin", {})),
             **{key: record[key] for key in ("backbone", "metrics", "training", "task", "created")},
         )
 
@@ -228,7 +245,6 @@ def encode(graft: Graft) -> dict[str, bytes]:
     record = {
         "format": FORMAT,
         **graft.to_json(),
-        "packages": package_versions(),
         "tensors": {"file": TENSORS, "sha256": hashlib.sha256(tensors).hexdigest(), "bytes": len(tensors)},
     }
     try:
@@ -239,17 +255,6 @@ def encode(graft: Graft) -> dict[str, bytes]:
             f"the metrics, training or task record of graft {graft.name!r} cannot be written as JSON: {error}; "
             "use plain numbers, strings, lists and dicts."
         ) from error
-
-
-@functools.cache
-def package_versions() -> dict[str, str]:
-    known = {"python": platform.python_version()}
-    for package in ("taskgraft", "torch", "transformers"):
-        try:
-            known[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return known
 
 
 def read_record(name: str, folder: Path, file: str = RECORD, needed: Needed = NEEDED) -> dict[str, Any]:
@@ -293,7 +298,13 @@ def size_on_disk(name: str, folder: Path, tensors: str, record: Mapping[str, Any
 def read_graft(name: str, folder: Path) -> Graft:
     """Both files of a folder, checked: nothing of a graft that is not whole gets past here."""
     record = read_record(name, folder)
-    return Graft.from_json(name, record, read_tensors(name, folder, TENSORS, record))
+    tensors = read_tensors(name, folder, TENSORS, record)
+    try:
+        return Graft.from_json(name, record, tensors)
+    except GraftError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise GraftError(f"{RECORD} of graft {name!r} does not hold a graft's record ({error}): {AGAIN}.") from error
 
 
 def read_tensors(name: str, folder: Path, file: str, record: Mapping[str, Any]) -> dict[str, Tensor]:

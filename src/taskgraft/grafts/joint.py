@@ -24,6 +24,7 @@ from taskgraft.errors import GraftError
 from taskgraft.grafts.fingerprint import check_backbone
 from taskgraft.grafts.graft import (
     AGAIN,
+    CARD,
     FORMAT,
     STATE,
     Graft,
@@ -39,6 +40,7 @@ from taskgraft.grafts.graft import (
 from taskgraft.grafts.graft import NEEDED as NEEDED_OF_ONE
 from taskgraft.methods import Method, method_from_json
 from taskgraft.nn.heads import Head
+from taskgraft.reports.cards import card
 
 RECORD, TENSORS = "joint.json", "joint.safetensors"
 SHARED = "*"  # in a tensor's name, where a task's name would be; no task can be called so
@@ -82,6 +84,8 @@ class Joint:
     metrics: dict[str, Any] = field(default_factory=dict)
     training: dict[str, Any] = field(default_factory=dict)
     created: str = field(default_factory=now)
+    packages: dict[str, str] = field(default_factory=package_versions)  # as a graft's
+    origin: dict[str, Any] = field(default_factory=dict)
 
     @property
     def method(self) -> Method:
@@ -153,11 +157,13 @@ class Joint:
             "created": self.created,
             "backbone": self.backbone,
             "parameters": self.parameters,
-            "packages": package_versions(),
+            "packages": self.packages,
+            **({"origin": self.origin} if self.origin else {}),
             "tensors": {"file": TENSORS, "sha256": hashlib.sha256(tensors).hexdigest(), "bytes": len(tensors)},
         }
         try:
-            return {RECORD: json.dumps(record, indent=1, ensure_ascii=False).encode(), TENSORS: tensors}
+            written = json.dumps(record, indent=1, ensure_ascii=False).encode()
+            return {RECORD: written, TENSORS: tensors, CARD: card(record).encode()}
         except (TypeError, ValueError) as error:
             raise GraftError(
                 f"the metrics, training or task records of {name!r} cannot be written as JSON: {error}; "
@@ -313,6 +319,8 @@ def read_joint(name: str, folder: Path) -> Joint:
     tensors = read_tensors(name, folder, TENSORS, record)
     try:
         tasks = {task: Member.from_json(member) for task, member in record["tasks"].items()}
-        return Joint(tasks, tensors, **{key: record[key] for key in ("backbone", "metrics", "training", "created")})
+        known = {key: record[key] for key in ("backbone", "metrics", "training", "created")}
+        packages, origin = dict(record.get("packages", {})), dict(record.get("origin", {}))
+        return Joint(tasks, tensors, **known, packages=packages, origin=origin)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise GraftError(f"{RECORD} of {name!r} does not hold tasks trained together ({error}): {AGAIN}.") from error

@@ -28,39 +28,72 @@ GIVES = {
     "spans": "the part of the text that answers a question",
     "text": "a text",
 }
-METHODS = {"adapter": "adapters", "norms": "the norms", "head": "a head on the frozen backbone"}
+METHODS = {
+    "adapter": "adapters",
+    "norms": "the norms",
+    "head": "a head on the frozen backbone",
+    "hyperformer": "adapters from a hypernetwork that they share",
+    "full": "the whole backbone",
+}
 MOST_LABELS = 50
 FILES = (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".txt")
 PATH = re.compile(r"(?:~|\.{1,2}|[A-Za-z]:)?[/\\]")  # how a place on a disk begins
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
-def card(graft_record: Mapping[str, Any]) -> str:
-    """The README.md of a graft, from `Graft.to_json()` or graft.json; what the record does not hold is left out."""
+def card(record: Mapping[str, Any], repo: str | None = None) -> str:
+    """The README.md of graft.json or joint.json, as on disk or as in a repository of the Hub.
+
+    What the record does not hold is left out.
+    """
+    together = "tasks" in record
     sections = [
-        ("", introduction(graft_record)),
-        ("Data", data(graft_record)),
-        ("Scores", scores(graft_record)),
-        ("Size", size(graft_record)),
-        ("Training", training(graft_record)),
-        ("Use", use(graft_record)),
-        ("Limits", limits(graft_record)),
+        ("", introduction_together(record) if together else introduction(record)),
+        ("Data", "" if together else data(record)),
+        ("Scores", scores_together(record) if together else scores(record)),
+        ("Size", size(record)),
+        ("Training", training(record)),
+        ("Use", use(record, repo)),
+        ("Limits", limits(record)),
     ]
     body = [f"## {title}\n\n{text}" if title else text for title, text in sections if text]
-    return "\n\n".join([front_matter(graft_record), f"# {escape(name_of(graft_record))}", *body]) + "\n"
+    return "\n\n".join([front_matter(record), f"# {escape(name_of(record))}", *body]) + "\n"
+
+
+def published(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A record as strangers may read it: files and folders of someone's disk by their names alone."""
+    backbone = part(record, "backbone")
+    changed = {**record, "backbone": {**backbone, "name": backbone_of(record) or backbone.get("name")}}
+    if "tasks" in record:
+        return {**changed, "tasks": {name: task_in_public(task) for name, task in part(record, "tasks").items()}}
+    return task_in_public(changed)
+
+
+def task_in_public(record: Mapping[str, Any]) -> dict[str, Any]:
+    task = dict(part(record, "task"))
+    if "source" in task:
+        task["source"] = without_folders(str(task["source"]))
+    if "notes" in task:
+        task["notes"] = [without_folders(str(note)) for note in task["notes"]]
+    return {**record, "task": task}
 
 
 def front_matter(record: Mapping[str, Any]) -> str:
     import yaml  # type: ignore[import-untyped]
 
-    task, backbone, kind = part(record, "task"), backbone_of(record), kind_of(record)
+    backbone, members = backbone_of(record), members_of(record)
+    method = part(members[0], "method").get("method")
+    pipelines = {PIPELINES.get(kind_of(member)) for member in members}
+    metrics = [str(name) for member in members for name in part(member, "task").get("metrics") or ()]
+    on_hub = HUB_NAME.fullmatch(backbone) is not None
     fields = {
         "library_name": "taskgraft",
-        "license": record.get("license") or task.get("license"),
-        "base_model": backbone if HUB_NAME.fullmatch(backbone) else None,
-        "pipeline_tag": PIPELINES.get(kind),
-        "tags": ["taskgraft", *([str(method)] if (method := part(record, "method").get("method")) else [])],
-        "metrics": [str(name) for name in task.get("metrics") or ()],
+        "license": record.get("license") or part(record, "task").get("license"),
+        "base_model": backbone if on_hub else None,
+        "base_model_relation": ("finetune" if method == "full" else "adapter") if on_hub else None,
+        "pipeline_tag": pipelines.pop() if len(pipelines) == 1 else None,
+        "tags": ["taskgraft", *([str(method)] if method else [])],
+        "metrics": list(dict.fromkeys(metrics)),
     }
     known = {name: value for name, value in fields.items() if value}
     return f"---\n{yaml.safe_dump(known, sort_keys=False, allow_unicode=True)}---"
@@ -79,6 +112,24 @@ def introduction(record: Mapping[str, Any]) -> str:
         more = f", and {len(labels) - MOST_LABELS:,} more" if len(labels) > MOST_LABELS else ""
         text += f"\n\nLabels ({len(labels)}): {', '.join(map(escape, labels[:MOST_LABELS]))}{more}."
     return text
+
+
+def introduction_together(record: Mapping[str, Any]) -> str:
+    tasks, backbone = part(record, "tasks"), backbone_of(record)
+    method = part(members_of(record)[0], "method").get("method")
+    trained = f" ({METHODS[method]})" if method in METHODS else ""
+    on = f" on {escape(backbone)}" if backbone else ""
+    text = f"{len(tasks)} tasks that were trained together{on}{trained}, with all that they share."
+    rows = [
+        [
+            escape(name),
+            GIVES.get(kind_of(task), "-"),
+            ", ".join(map(escape, labels_of(task)[:MOST_LABELS])) or "-",
+            escape(without_folders(str(part(task, "task").get("source") or "-"))),
+        ]
+        for name, task in tasks.items()
+    ]
+    return f"{text}\n\n{markdown_table(['task', 'gives', 'labels', 'source'], rows).rstrip()}"
 
 
 def data(record: Mapping[str, Any]) -> str:
@@ -114,6 +165,17 @@ def scores(record: Mapping[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
+def scores_together(record: Mapping[str, Any]) -> str:
+    rows = []
+    for name, task in part(record, "tasks").items():
+        metrics = part(task, "metrics")
+        score = metrics.get("score")
+        if isinstance(score, int | float) and math.isfinite(score):
+            names = " and ".join(escape(its) for its in part(task, "task").get("metrics") or ())
+            rows.append([escape(name), score_text(score), names or "-", escape(metrics.get("split") or "-")])
+    return markdown_table(["task", "score", "metric", "split"], rows).rstrip() if rows else ""
+
+
 def size(record: Mapping[str, Any]) -> str:
     parts = []
     if trained := record.get("parameters"):
@@ -144,13 +206,17 @@ def training(record: Mapping[str, Any]) -> str:
         parts.append(f"Started from {start}, one of {listed}, which were trained together by {by}.")
     elif others:
         parts.append(f"Trained by {by} together with {listed}, and written out as a plain graft.")
+    if origin := part(record, "origin"):
+        parts.append(f"Pulled from {escape(origin.get('hub'))} at commit {escape(origin.get('commit'))}.")
     for title, values in (
-        ("Method", part(record, "method")),
+        ("Method", part(members_of(record)[0], "method")),
         ("Settings", settings),
         ("Versions", part(record, "packages")),
     ):
         shown = {
-            key: ", ".join(map(str, v)) if isinstance(v, list) else v for key, v in values.items() if v is not None
+            key: ", ".join(map(str, v)) if isinstance(v, list | tuple) else v
+            for key, v in values.items()
+            if v is not None
         }
         known = [f"{value}" if key == "method" else f"{key} {value}" for key, value in shown.items() if key != "format"]
         if known:
@@ -158,24 +224,35 @@ def training(record: Mapping[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
-def use(record: Mapping[str, Any]) -> str:
-    """Snippets that run as they stand where the graft lies in a folder `grafts`."""
-    name, pairs = name_of(record), has_pairs(record)
-    backbone = literal(backbone_of(record) or "...")
-    texts = '[["...", "..."]]' if kind_of(record) == "tokens" else '["..."], ["..."]' if pairs else '["..."]'
-    return f"""With the graft in a folder `grafts`:
+def use(record: Mapping[str, Any], repo: str | None = None) -> str:
+    """Snippets that run as they stand: from the Hub, or where the graft lies in a folder `grafts`."""
+    name, tasks = name_of(record), part(record, "tasks")
+    asked = members_of(record)[0]
+    pairs, path = has_pairs(asked), literal(f"grafts/{name}")
+    texts = '[["...", "..."]]' if kind_of(asked) == "tokens" else '["..."], ["..."]' if pairs else '["..."]'
+    first = next(iter(tasks), None)
+    if first is None:
+        called, loaded, added = name, f"tg.load_graft({path})", f"tg.add_graft(backbone.model, {path})"
+    else:
+        called, added = f"{name}/{first}", f"tg.add_joint(backbone.model, {path})"
+        loaded = f"tg.load_joint({path}).task({literal(first)})"
+    place, pulled, pull = "With the graft in a folder `grafts`:", "", ""
+    if repo is not None:
+        place, pulled = "From the Hub into a folder `grafts`:", f'tg.pull({literal(repo)}, "grafts")\n'
+        pull = f"taskgraft pull {shlex.quote(repo)} --store grafts\n"
+    return f"""{place}
 
 ```python
 import taskgraft as tg
 
-backbone = tg.load_backbone({backbone})
-print(tg.predict(backbone, tg.load_graft({literal(f"grafts/{name}")}), {texts}))
+{pulled}backbone = tg.load_backbone({literal(backbone_of(record) or "...")})
+print(tg.predict(backbone, {loaded}, {texts}))
 
-tg.add_graft(backbone.model, {literal(f"grafts/{name}")})  # to stay on the model, beside other tasks
+{added}  # to stay on the model, beside other tasks
 ```
 
 ```sh
-taskgraft predict {shlex.quote(name)} "..."{' --pair "..."' if pairs else ""} --store grafts
+{pull}taskgraft predict {shlex.quote(called)} "..."{' --pair "..."' if pairs else ""} --store grafts
 ```"""
 
 
@@ -207,6 +284,11 @@ def limits(record: Mapping[str, Any]) -> str:
 def part(record: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     found = record.get(key)
     return found if isinstance(found, Mapping) else {}
+
+
+def members_of(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The tasks that were trained together, or the graft itself."""
+    return [task for task in part(record, "tasks").values() if isinstance(task, Mapping)] or [record]
 
 
 def name_of(record: Mapping[str, Any]) -> str:
