@@ -24,6 +24,7 @@ from typer.testing import CliRunner
 import taskgraft as tg
 from taskgraft.cli import app
 
+import hub_files
 import tiny
 from hub_server import TOKEN, Hub, Large
 from serving import grafted, together
@@ -286,7 +287,7 @@ def test_what_cannot_be_pulled(hub: Hub, saved: Path, tmp_path: Path) -> None:
         "there is no repository 'me/none' on the Hub": lambda: tg.pull("me/none", store),
         "'a/b/c' is no name of a repository": lambda: tg.pull("a/b/c", store),
         "'me/spam' has no revision 'v9': name one of its branches": lambda: tg.pull("me/spam", store, revision="v9"),
-        "'me/bert' holds no graft": lambda: tg.pull("me/bert", store),
+        "'me/bert' has no graft.json and no joint.json": lambda: tg.pull("me/bert", store),
         "task name '../x' cannot be used": lambda: tg.pull("me/spam", store, name="../x"),
     }
     for sentence, action in cases.items():
@@ -422,3 +423,21 @@ def test_the_guide_runs(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for snippet in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
         exec(compile(snippet, "hub.md", "exec"), scope)
     assert tg.Store("elsewhere").names() == ["junk", "spam"] and "spam 2" in capsys.readouterr().out
+
+
+def test_an_adapter_is_taken_from_the_hub(hub: Hub, tmp_path: Path) -> None:
+    files = hub_files.unpack(tmp_path / "files")
+    folder = files / "bert" / "seq_bn"
+    content: dict[str, Any] = {file.name: file.read_bytes() for file in folder.iterdir()}
+    first = hub.repo("ukp/reviews").commit({**content, "evil.py": b"raise SystemExit", "README.md": b"hello"}, "one")
+    hub.repo("ukp/other").commit({"README.md": b"nothing"}, "none")
+    model = hub_files.backbone_of(files / "bert")
+    assert tg.import_adapterhub(model, "ukp/reviews", revision=first) == "seq_bn"
+    inputs, expected = hub_files.expected_of(files / "bert")
+    found = hub_files.logits_of(model, ["seq_bn"] * 3, inputs)
+    assert hub_files.difference(found, expected["seq_bn"], inputs["attention_mask"]) < 1e-5
+    assert not list((tmp_path / "cache").rglob("evil.py"))
+    with pytest.raises(tg.GraftError, match=r"'ukp/other' has no adapter_config\.json"):
+        tg.import_adapterhub(model, "ukp/other")
+    with pytest.raises(tg.GraftError, match="there is no repository 'ukp/none'"):
+        tg.import_adapterhub(model, "ukp/none")

@@ -8,12 +8,10 @@ from typing import Annotated
 import typer
 
 from taskgraft.cli.app import Output, app
-from taskgraft.cli.backbone import backbone_for
+from taskgraft.cli.backbone import backbone_for, silence
 from taskgraft.cli.options import Json, OwnBackbone, StoreFolder, TaskName
 from taskgraft.cli.tasks import task_named
 from taskgraft.errors import GraftError
-
-Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder in the AdapterHub's format.")]
 
 
 @app.command(
@@ -21,30 +19,38 @@ Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder in the 
     epilog="""Examples:
   taskgraft import imdb-adapter --backbone bert-base-uncased
   taskgraft import imdb-adapter --name reviews --no-head
+  taskgraft import AdapterHub/bert-base-uncased-pf-imdb
 
 Bottleneck adapters of `adapters` 1.x and adapter-transformers, in every wiring,
 for BERT, RoBERTa, XLM-RoBERTa, ELECTRA, DeBERTa-v2, DistilBERT, T5, mT5 and BART.
-The folder does not hold the backbone's weights: name those it was trained on.""",
+A source does not hold the backbone's weights: name those it was trained on.""",
 )
 def import_(
-    folder: Folder,
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="A folder that `adapters` wrote, or OWNER/NAME on the Hub.")
+    ],
     name: Annotated[str | None, typer.Option(help="The task's name here.", show_default="the adapter's")] = None,
     store: StoreFolder = Path("grafts"),
     backbone: Annotated[
-        str | None, typer.Option(help="A model on the Hub, or a folder.", show_default="the one that the folder names")
+        str | None, typer.Option(help="A model on the Hub, or a folder.", show_default="the one that the source names")
+    ] = None,
+    revision: Annotated[
+        str | None, typer.Option(help="A branch, a tag or a commit on the Hub.", show_default="main")
     ] = None,
     head: Annotated[bool, typer.Option("--head/--no-head", help="With its prediction head, if there is one.")] = True,
     json: Json = False,
 ) -> None:
-    """Take an adapter from a folder that `adapters` saved into the store, as a task."""
-    from taskgraft.grafts.adapterhub.reading import read_adapterhub, read_config
+    """Take an adapter that `adapters` saved into the store, as a task."""
+    from taskgraft.grafts.adapterhub.reading import located, read_adapterhub, read_config
     from taskgraft.grafts.adapterhub.table import CONFIG
     from taskgraft.grafts.store import Store
 
     output = Output(json)
+    silence()
+    folder = located(source, revision)
     record = read_config(folder / CONFIG)
     if backbone is None and not record.get("model_name"):
-        raise GraftError(f"{folder} does not say which backbone it is for: name it with --backbone.")
+        raise GraftError(f"{source} does not say which backbone it is for: name it with --backbone.")
     loaded = backbone_for(str(record.get("name")), {"name": record.get("model_name")}, backbone)
     graft = read_adapterhub(loaded.model, folder, name, head=head)
     version = Store(store).put(graft)
@@ -64,7 +70,7 @@ train with --method seq_bn (or double_seq_bn, par_bn) for a task that it can hol
 )
 def export(
     name: TaskName,
-    folder: Folder,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder, new or empty.")],
     store: StoreFolder = Path("grafts"),
     version: Annotated[int | None, typer.Option(help="An earlier version.", show_default="the current one")] = None,
     backbone: OwnBackbone = None,

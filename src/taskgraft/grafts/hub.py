@@ -7,7 +7,7 @@ HF_HUB_CACHE, HF_HUB_OFFLINE, HF_ENDPOINT). Of a repository only the files of a 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from os import PathLike
@@ -121,17 +121,23 @@ def check_repo(info: ModelInfo, repo: str, files: tuple[str, str], private: bool
         raise GraftError(f"repository {repo!r} holds other files than {' and '.join(files)}: push to another one.")
 
 
-def downloaded(repo: str, revision: str | None, token: str | bool | None, offline: bool) -> Path:
-    """The folder of the cache with the files of a repository's graft; its name is the commit's.
+def downloaded(
+    repo: str,
+    revision: str | None,
+    token: str | bool | None,
+    offline: bool,
+    groups: Sequence[tuple[str, ...]] = (JOINT, GRAFT),
+) -> Path:
+    """The folder of the cache with the first group of files of which a repository has one; its name is the commit's.
 
     The Hub is asked first, since the client would give an older commit of its cache where the Hub does not answer.
     """
     advice = "pull it once with the network" if offline else "try again, or from the cache with HF_HUB_OFFLINE=1"
     with in_words(repo, advice, revision, offline):
-        hub, files = client(token), [*GRAFT, *JOINT]
+        hub, files = client(token), [file for group in groups for file in group]
         if not offline:
             info = hub.model_info(repo, revision=revision, timeout=HF_HUB_ETAG_TIMEOUT)
-            files = files_in(info, repo)
+            files = files_in(info, repo, groups)
         options = {"revision": revision, "allow_patterns": files, "local_files_only": offline}
         folder = Path(hub.snapshot_download(repo, **options))
     if not offline and folder.name != info.sha:
@@ -139,17 +145,18 @@ def downloaded(repo: str, revision: str | None, token: str | bool | None, offlin
     return folder
 
 
-def files_in(info: ModelInfo, repo: str) -> list[str]:
-    """The names of a graft's files, if the repository holds one."""
+def files_in(info: ModelInfo, repo: str, groups: Sequence[tuple[str, ...]]) -> list[str]:
+    """The files of the first group whose record the repository holds, as far as they are there."""
     held = {file.rfilename for file in info.siblings or ()}
-    for files in (JOINT, GRAFT):
+    for files in groups:
         if files[0] in held:
-            return [*files]
-    raise GraftError(not_ours(repo))
+            return [file for file in files if file in held]
+    raise GraftError(not_ours(repo, groups))
 
 
-def not_ours(repo: str) -> str:
-    return f"repository {repo!r} holds no graft (neither {GRAFT[0]} nor {JOINT[0]}): name one that `push` wrote."
+def not_ours(repo: str, groups: Sequence[tuple[str, ...]] = (JOINT, GRAFT)) -> str:
+    records = " and no ".join(files[0] for files in reversed(groups))
+    return f"repository {repo!r} has no {records}, so there is nothing to take from it: check its name."
 
 
 def whole(repo: str, folder: Path) -> tuple[Graft | Joint, str]:

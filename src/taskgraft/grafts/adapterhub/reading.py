@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import safetensors.torch
 import torch
+from huggingface_hub import is_offline_mode
 from torch import Tensor
 
 from taskgraft.errors import GraftError
@@ -31,6 +32,7 @@ from taskgraft.grafts.adapterhub.table import (
     sites_of,
 )
 from taskgraft.grafts.graft import Graft, add_graft, identity
+from taskgraft.grafts.hub import downloaded
 from taskgraft.methods import Activation, Adapter
 from taskgraft.names import check_task_name
 from taskgraft.nn.heads import Head
@@ -49,15 +51,26 @@ STATIC_HEADS: dict[str, tuple[str, bool, tuple[str, ...]]] = {
 WRITERS = ("seq2seq_lm", "causal_lm")  # heads that a model which writes has itself
 
 
-def import_adapterhub(model: Any, folder: str | PathLike[str], name: str | None = None, *, head: bool = True) -> str:
+def import_adapterhub(
+    model: Any, source: str | PathLike[str], name: str | None = None, *, head: bool = True, revision: str | None = None
+) -> str:
     """Put an adapter that `adapters` or adapter-transformers saved on a model, as a task, and return its name.
 
-    `head=False` leaves its prediction head out. The file does not say which weights the backbone had, only its name:
-    that they are the same is for the caller to know.
+    `source` is a folder, or a repository of the Hub (at a `revision`). `head=False` leaves its prediction head out.
+    That the backbone's weights are those it was trained on is for the caller to know: it holds only their name.
     """
-    graft = read_adapterhub(model, folder, name, head=head)
+    graft = read_adapterhub(model, located(source, revision), name, head=head)
     add_graft(model, graft)
     return graft.name
+
+
+def located(source: str | PathLike[str], revision: str | None = None) -> Path:
+    """The folder of an adapter; OWNER/NAME that is no folder here is a repository of the Hub, and is downloaded."""
+    path = Path(source)
+    if path.exists() or not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", str(source)):
+        return path
+    files = (CONFIG, TENSORS, PICKLE, HEAD_CONFIG, HEAD_TENSORS, HEAD_PICKLE)
+    return downloaded(str(source), revision, None, is_offline_mode(), [files])
 
 
 def read_adapterhub(model: Any, folder: str | PathLike[str], name: str | None = None, *, head: bool = True) -> Graft:
