@@ -89,8 +89,9 @@ def taken_in(path: Path, config: MkDocsConfig) -> File:
 def command_line() -> Iterator[str]:
     from taskgraft.cli import app
 
-    shell: Any = typer.main.get_command(app)
-    yield from described(shell, "taskgraft")
+    yield '<div class="options" markdown="1">'
+    yield from described(typer.main.get_command(app), "taskgraft")
+    yield "</div>"
 
 
 def described(command: Any, called: str) -> Iterator[str]:
