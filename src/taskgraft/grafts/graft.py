@@ -74,7 +74,10 @@ def package_versions() -> dict[str, str]:
 
 @dataclass(frozen=True, eq=False)
 class Graft:
-    """One task's weights, by the names `Grafts.read` gives them, with its method, head, backbone and history."""
+    """One task, to be saved or put on a model: its weights by name, with its method, head, scores and history.
+
+    `backbone` says which model it fits, by name and fingerprint; `task` what it was trained on.
+    """
 
     name: str
     method: Method

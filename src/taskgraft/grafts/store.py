@@ -65,7 +65,10 @@ class Found:
 
 
 class Store:
-    """Grafts by name in a folder, which is made by the first `put`."""
+    """Grafts by name in a folder, which is made by the first `put`.
+
+    Earlier versions of a name are kept: `rollback` goes back to one, `prune` throws them away.
+    """
 
     def __init__(self, folder: str | PathLike[str]) -> None:
         self.folder = Path(folder)
@@ -92,6 +95,7 @@ class Store:
         return Found(version_folder(found.lineage, version), found.lineage, version)
 
     def names(self) -> Names:
+        """What there is, in the order of the alphabet."""
         if not self.folder.is_dir():
             return []
         with os.scandir(self.folder) as entries:

@@ -50,6 +50,7 @@ def predict(
 ) -> list[Prediction]:
     """The answer of a graft, or of a task of a joint, to each text.
 
+    Each has an `answer` (a class as its number in `Task.labels`) and, where it has classes, `probabilities` by label.
     Token tasks take lists of words; spans questions, with their contexts as `pairs`.
     """
     graft = graft_of(what)

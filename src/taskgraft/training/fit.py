@@ -29,7 +29,10 @@ APART = ("graft", "answers")  # of a run: what its record leaves out
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """What came of training a task once. `score` is the mean of the task's metrics on `split`."""
+    """What came of training a task once. `score` is the mean of the task's metrics on `split`.
+
+    `graft` is what was trained; `cut` counts the texts that were longer than the limit, `history` has a line an epoch.
+    """
 
     task: str
     method: Method

@@ -25,7 +25,10 @@ from taskgraft.training.settings import Settings
 
 @dataclass(frozen=True, eq=False)
 class JointRun:
-    """What came of training tasks together once. `score` is the mean over all of their metrics, the papers' columns."""
+    """What came of training tasks together once. `score` is the mean over all of their metrics, the papers' columns.
+
+    `joint` is all of them with what they share; `grafts` each task written out, to be saved and served alone.
+    """
 
     method: Method
     settings: Settings

@@ -32,7 +32,7 @@ class Settings:
 
     None means: by the method and the size of the task (`resolved`). `average` is the share of a run's steps over which
     the running mean of the weights reaches back; that mean is what is validated and kept. `patience` is how many epochs
-    without a better validation score end a run.
+    without a better validation score end a run. `taskgraft train --help` has a line on each of the others.
 
     Of several tasks that are trained together, each counts by `(rows / all rows) ** (1 / temperature)`: it is drawn
     that often, or (`weighting="loss"`) drawn by its rows and weighted. `batches` are mixed, or of a "single" task each.
