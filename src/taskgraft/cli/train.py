@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from taskgraft.cli.app import Output, app
+from taskgraft.cli.app import Output, app, process_number
 from taskgraft.cli.backbone import backbone_named
 from taskgraft.cli.few_shot import add_from_few
 from taskgraft.cli.options import (
@@ -46,7 +46,8 @@ if TYPE_CHECKING:
   taskgraft train reviews.csv tweets.csv complaints.csv --name house
   taskgraft train returns.csv --from grafts/house --few-shot 16 --seeds 5
 
-A run that was stopped or killed goes on where it was when the same command is given again."""
+A run that was stopped or killed goes on where it was when the same command is given again.
+`accelerate launch -m taskgraft.cli train ...` trains one task on several devices."""
 )
 @grouped
 def train(
@@ -150,6 +151,8 @@ def train_one(
         bar = Announced(progress_for(None), output.say)
         run = fit(loaded, task, method, settings=settings, run=folder, progress=bar, track=track)
         assert run.graft is not None
+        if process_number():
+            return
         version = grafts.put(run.graft)
     report(output, task, run, grafts, version)
     if track is not None:
