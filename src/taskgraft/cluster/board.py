@@ -10,6 +10,7 @@ from typing import Any
 from taskgraft.cluster.worker import Line, Lines
 
 SHOWN = 20  # lines of the table
+ORDER = ("training", "lost", "failed", "done")  # what comes first in it; those that wait are counted
 
 
 @dataclass
@@ -27,7 +28,6 @@ class Board:
 
     def __init__(self, what: str, names: Sequence[str], live: bool | None) -> None:
         self.what, self.rows = what, {name: Row() for name in names}
-        self.again = 0
         self._live: Any = None
         if sys.stderr.isatty() if live is None else live:
             from rich.console import Console
@@ -52,9 +52,8 @@ class Board:
             self.rows[name] = Row(worker, "training", lines.get(name))
 
     def lost(self, names: Sequence[str], worker: str) -> None:
-        self.again += 1
         for name in names:
-            self.rows[name] = Row(state=f"again: {worker} was lost")
+            self.rows[name] = Row(worker, "lost")
 
     def ended(self, name: str, worker: str, score: float | None, state: str = "done") -> None:
         self.rows[name] = Row(worker, state, score=score)
@@ -67,25 +66,22 @@ class Board:
         table = Table(box=None, caption=self.footer(), caption_justify="left", pad_edge=False)
         for heading in (self.what, "worker", "state", "score"):
             table.add_column(heading)
-        order = ("training", "again", "failed", "done")  # as many of these as fit; those that wait are counted
-        known = [(name, row) for name, row in self.rows.items() if not row.state.startswith("waiting")]
-        known.sort(key=lambda each: order.index(each[1].state.partition(":")[0]) if each[1].state else 0)
-        for name, row in known[:SHOWN]:
+        known = [(name, row) for name, row in self.rows.items() if row.state in ORDER]
+        for name, row in sorted(known, key=lambda each: ORDER.index(each[1].state))[:SHOWN]:
             best = row.score if row.line is None else row.line.score
             table.add_row(name, row.worker, state_of(row), "-" if best is None else f"{best:.3f}")
         return table
 
     def footer(self) -> str:
-        """All runs in a line: "5 of 12 done, 3 training, 4 waiting, 1 lost and begun again"."""
-        states = [row.state.partition(":")[0] for row in self.rows.values()]
+        """All runs in a line: "5 of 12 done, 3 training, 4 waiting"."""
+        states = [row.state for row in self.rows.values()]
         parts = [f"{states.count('done')} of {len(states)} done", f"{states.count('training')} training"]
-        parts.append(f"{states.count('waiting') + states.count('again')} waiting")
+        parts.append(f"{states.count('waiting') + states.count('lost')} waiting")
         parts += [f"{states.count('failed')} failed"] if "failed" in states else []
-        parts += [f"{self.again} lost and begun again"] if self.again else []
         return ", ".join(parts)
 
 
 def state_of(row: Row) -> str:
-    if row.line is None or not row.line.steps:
-        return row.state
-    return f"{row.state}, {row.line.step / row.line.steps:.0%}"
+    if row.state == "lost":
+        return "lost, begins again"
+    return row.state if row.line is None else f"{row.state}, {row.line.step / row.line.steps:.0%}"

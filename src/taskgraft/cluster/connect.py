@@ -79,9 +79,9 @@ def share_of(ray: Any, cpus: int | None, gpus: float | None) -> Share:
         gpus = 1.0 if any(resources.get("GPU", 0.0) >= 1 for resources in here.values()) else 0.0
     share = Share(cpus or 1, gpus)
     if not any(share.fits(resources) for resources in here.values()):
-        have = "; ".join(f"{res.get('CPU', 0):g} CPUs and {res.get('GPU', 0):g} GPUs" for res in here.values())
+        have = "; ".join(f"{one.get('CPU', 0):g} CPUs and {one.get('GPU', 0):g} GPUs" for one in here.values())
         raise GraftError(
-            f"no machine of the cluster has the {share.cpus} CPUs and {share.gpus:g} GPUs that a worker takes (there are "
+            f"no machine of the cluster has the {share.cpus} CPUs and {share.gpus:g} GPUs that a worker takes (they have "
             f"{have}): add one, or ask for less."
         )
     return share

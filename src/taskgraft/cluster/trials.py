@@ -85,6 +85,8 @@ def fit_many(
         most = lanes or MOST_LANES["cuda" if share.gpus else "cpu"]
         size = min(most, math.ceil(len(found.missing) / (SHARES * workers)))
         found.board = stack.enter_context(Board("run", [trial.name for trial in trials], progress))
+        for name, ended in found.runs.items():
+            found.board.ended(name, "", ended.score)
         jobs = [job_of(found.missing[at : at + size], lanes) for at in range(0, len(found.missing), size)]
         try:
             Schedule(cluster, backbone, share, found.board, found.done, found.failed).run(jobs)
