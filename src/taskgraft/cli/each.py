@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from taskgraft.cluster import Trained
     from taskgraft.tasks.task import Task
 
+WAS_THERE = "in the store before"
+
 
 def train_each(
     output: Output,
@@ -51,9 +53,8 @@ def train_each(
     try:
         train(loaded, tasks, grafts, method, settings=settings, run=store / RUNS, on_trained=said, **asdict(cluster))
     except Stopped as error:
-        raise Stopped(
-            f"stopped with {len(done)} of {len(tasks)} tasks in {store}: the same command trains the others."
-        ) from error
+        ended = f"{len(done)} of {len(tasks)} tasks"
+        raise Stopped(f"stopped with {ended} in {store}: the same command trains the others.") from error
     report(output, tasks, {trained.task: trained for trained in done}, store)
 
 
@@ -62,7 +63,7 @@ def outcome_text(trained: Trained) -> str:
 
     score = trained.graft.metrics["score"]
     found = "trained" if score is None else f"score {score_text(score)}"
-    return f"{found}, {'in the store already' if trained.worker is None else f'on {trained.worker}'}"
+    return f"{found} ({WAS_THERE if trained.worker is None else trained.worker})"
 
 
 def report(output: Output, tasks: list[Task], found: dict[str, Trained], store: Path) -> None:
@@ -78,7 +79,7 @@ def report(output: Output, tasks: list[Task], found: dict[str, Trained], store: 
         trained = found[task.name]
         metrics, seconds = trained.graft.metrics, seconds_text(trained.graft.training["seconds"])
         score = "-" if metrics["score"] is None else score_text(metrics["score"])
-        worker = "(was there)" if trained.worker is None else trained.worker
+        worker = WAS_THERE if trained.worker is None else trained.worker
         table.add_row(
             task.name, score, " and ".join(task.metrics), metrics["split"], worker, seconds, str(trained.version)
         )

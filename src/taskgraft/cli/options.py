@@ -11,6 +11,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from taskgraft.errors import GraftError
 from taskgraft.training.settings import Settings
 
 DATA, SPLITS, TRAINING = "The data", "Kind and splits", "Training"
@@ -177,6 +178,10 @@ class OnRay:
     worker_gpus: Annotated[
         float | None, option(CLUSTER, "GPUs of a worker, or a part of one.", default="1 where there are any")
     ] = None
+
+    def __post_init__(self) -> None:
+        if self.ray is None and (self.worker_cpus, self.worker_gpus) != (None, None):
+            raise GraftError("--worker-cpus and --worker-gpus are for a cluster: name it with --ray.")
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:

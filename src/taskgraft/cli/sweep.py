@@ -170,8 +170,6 @@ def sweep_on(cluster: OnRay) -> Callable[..., Sweep]:
     from taskgraft.training.sweep import sweep as here
 
     if cluster.ray is None:
-        if cluster != OnRay():
-            raise GraftError("--worker-cpus and --worker-gpus are for a cluster: name it with --ray.")
         return here
     from taskgraft.cluster import sweep as on_cluster
 

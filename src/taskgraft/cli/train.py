@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -108,7 +109,7 @@ def train(
         check_alone(together)
         add_from_few(output, task_from(sources[0], columns, reading, splits, name), few, settings, store, backbone)
     elif each or cluster != OnRay():
-        check_each(sources, each, name, track, cluster)
+        check_each(sources, each, name, track)
         check_alone(together)
         check_splits(sources, splits)
         how, settings = method_for_graft(method or "adapter-64", settings)
@@ -125,21 +126,19 @@ def train(
         train_one(output, task, how, settings, store, backbone, track)
 
 
-def check_each(sources: list[str], each: bool, name: str | None, track: str | None, cluster: OnRay) -> None:
+def check_each(sources: Sequence[str], each: bool, name: str | None, track: str | None) -> None:
     """Refuse what does not go with tasks that are trained one by one, here or on a cluster."""
     if len(sources) > 1 and not each:
         raise GraftError(
-            "several files would be trained together, which a cluster does not do: add --each to train each."
+            "several files are trained together, which a cluster does not do: add --each, and each is trained alone."
         )
     if len(sources) > 1 and name is not None:
         raise GraftError(f"--name {name} would be every task's: with --each, each is called by its file.")
     if track is not None:
         raise GraftError("--track follows one run, not many: leave it out, or train the task alone.")
-    if cluster.ray is None and cluster != OnRay():
-        raise GraftError("--worker-cpus and --worker-gpus are for a cluster: name it with --ray.")
 
 
-def check_splits(sources: list[str], splits: Splits) -> None:
+def check_splits(sources: Sequence[str], splits: Splits) -> None:
     """Refuse a file of rows that would be held out for every task."""
     for option, value in (("--validation", splits.validation), ("--test", splits.test)):
         if len(sources) > 1 and not is_share(value):

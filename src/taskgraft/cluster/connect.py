@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 
 from taskgraft.errors import GraftError
 
+CONNECT_S = 10
 NEEDED = "a cluster needs Ray, which is not here: pip install 'taskgraft[cluster]'."
 
 
@@ -46,6 +48,7 @@ def connected(address: str) -> Iterator[Any]:
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else Ray warns of it on every start
         here: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
         try:
+            check_listening(address)
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **here)
         except (ConnectionError, ValueError, RuntimeError, OSError) as error:
             reason = str(error).strip().splitlines()[0].rstrip(".")
@@ -61,6 +64,13 @@ def connected(address: str) -> Iterator[Any]:
         worker._worker_logs_enabled = said
         if own:
             ray.shutdown()
+
+
+def check_listening(address: str) -> None:
+    """Find out in seconds that nobody listens at HOST:PORT, which Ray itself tries for minutes."""
+    host, _, port = address.rpartition("/")[2].rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
 
 
 def machines(ray: Any) -> dict[str, dict[str, float]]:
@@ -81,7 +91,7 @@ def share_of(ray: Any, cpus: int | None, gpus: float | None) -> Share:
     if not any(share.fits(resources) for resources in here.values()):
         have = "; ".join(f"{one.get('CPU', 0):g} CPUs and {one.get('GPU', 0):g} GPUs" for one in here.values())
         raise GraftError(
-            f"no machine of the cluster has the {share.cpus} CPUs and {share.gpus:g} GPUs that a worker takes (they have "
-            f"{have}): add one, or ask for less."
+            f"no machine of the cluster has the {share.cpus} CPUs and {share.gpus:g} GPUs that a worker takes "
+            f"(they have {have}): add one, or ask for less."
         )
     return share
