@@ -61,9 +61,9 @@ def connected(address: str) -> Iterator[Any]:
     try:
         yield ray
     finally:
-        worker._worker_logs_enabled = said
         if own:
             ray.shutdown()
+        worker._worker_logs_enabled = said
 
 
 def check_listening(address: str) -> None:
