@@ -6,6 +6,7 @@ import csv
 import json
 import logging
 import os
+import re
 import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -53,10 +54,10 @@ def machines() -> Iterator[Any]:
         paths = [str(TESTS), str(TESTS.parent / "src"), os.environ.get("PYTHONPATH", "")]
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        one: dict[str, Any] = {"num_cpus": 1, "include_dashboard": False}
-        made = Cluster(initialize_head=True, head_node_args=one)
-        made.add_node(num_cpus=1, wait=False)
-        made.add_node(num_cpus=1)
+        one: dict[str, Any] = {"num_cpus": 1, "node_ip_address": "127.0.0.1"}
+        made = Cluster(initialize_head=True, head_node_args={**one, "include_dashboard": False})
+        made.add_node(**one, wait=False)
+        made.add_node(**one)
         made.wait_for_nodes()
         yield made
         logging.disable(logging.CRITICAL)
@@ -489,3 +490,21 @@ def test_serving_says_what_is_wrong(tmp_path: Path) -> None:
         application({"store": str(tmp_path / "none")})
     with pytest.raises(tg.GraftError, match="replicas: Input should be greater than or equal to 1"):
         application({"store": str(tmp_path), "replicas": "0"})
+
+
+def test_the_guides_commands_and_names_exist() -> None:
+    from typer.main import get_command
+
+    guide = (TESTS.parent / "docs" / "cluster.md").read_text()
+    lines = [line for block in re.findall(r"```sh\n(.*?)```", guide, re.DOTALL) for line in block.splitlines()]
+    commands = [
+        re.split(r"(?:-m taskgraft\.cli|^taskgraft) ", line)[-1].split() for line in lines if "serve run" not in line
+    ]
+    assert [command[0] for command in commands] == ["train"] * 4 + ["sweep"]
+    for command in commands:
+        known = {word for option in get_command(app).commands[command[0]].params for word in option.opts}  # type: ignore[attr-defined]
+        assert {word for word in command if word.startswith("--")} <= known
+    for snippet in re.findall(r"```python\n(.*?)```", guide, re.DOTALL):
+        compile(snippet, "cluster.md", "exec")
+    called = set(re.findall(r"cluster\.(\w+)\(", guide)) - {"py"}
+    assert called == {"train", "sweep"} and called < set(cluster.__all__)
