@@ -193,7 +193,7 @@ class Call:
 
 
 class Actor:
-    """A worker whose fate is known: "good", "late" (its place is long in coming), "unborn", "old", "dies", "silent"."""
+    """A worker whose fate is known: "good", "unborn", "old" (of another version), "dies" or "silent"."""
 
     def __init__(self, ray: MadeRay, fate: str, machine: str) -> None:
         self.ray, self.fate, self.machine, self.alive = ray, fate, machine, True

@@ -251,7 +251,7 @@ class Schedule:
 
 
 def reason(error: Exception) -> str:
-    """Why something was lost, in a line."""
+    """Why something was lost, in a line: the last one of a traceback or of what Ray has to say."""
     cause = getattr(error, "cause", None)
     lines = str(error if cause is None else f"{type(cause).__name__}: {cause}").strip().splitlines()
-    return (lines[0] if lines else type(error).__name__).rstrip(".")
+    return (lines[-1].strip() if lines else type(error).__name__).rstrip(".")

@@ -154,8 +154,7 @@ class Loop:
         rows = {lane: sum(map(len, group)) for lane, group in groups.items()}
         for lane in self.lanes:
             self.optimizer.set_rates(lane.course.rates_now())
-        if self.team.size > 1:
-            self.team.seed_step(self.lanes[0].course.settings.seed, self.lanes[0].course.steps)
+        self.team.seed_step(self.lanes[0].course.settings.seed, self.lanes[0].course.steps)
         numbers, losses = self._backward(groups)
         if self.team.size > 1:
             numbers, losses = [0], self._told_to_all(losses)

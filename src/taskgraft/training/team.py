@@ -100,7 +100,7 @@ class Team:
         return others
 
     def seed_step(self, seed: int, step: int) -> None:
-        """Let dropout draw by seed, step and process, so that processes differ and a resumed run does not."""
+        """Let dropout draw by seed, step and process: processes differ, and a run that is resumed does not."""
         if self.size > 1:
             (number,) = np.random.SeedSequence([seed, step, self.rank]).generate_state(1, np.uint64)
             torch.manual_seed(int(number))
