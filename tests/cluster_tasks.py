@@ -10,7 +10,7 @@ import taskgraft as tg
 
 import tiny
 
-ARRIVES_S = 1.0
+ARRIVES_S = 0.5
 
 
 class SlowTask(tg.Task):

@@ -54,11 +54,11 @@ def machines() -> Iterator[Any]:
         paths = [str(TESTS), str(TESTS.parent / "src"), os.environ.get("PYTHONPATH", "")]
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        one: dict[str, Any] = {"num_cpus": 1, "node_ip_address": "127.0.0.1"}
-        made = Cluster(initialize_head=True, head_node_args={**one, "include_dashboard": False})
-        made.add_node(**one, wait=False)
-        made.add_node(**one)
+        made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+        made.add_node(num_cpus=1, wait=False)
+        made.add_node(num_cpus=1)
         made.wait_for_nodes()
+        assert made.address.startswith("127.0.0.1:")
         yield made
         logging.disable(logging.CRITICAL)
         made.shutdown()
@@ -461,7 +461,10 @@ def test_a_stream_that_is_stopped_or_has_a_bad_task_keeps_the_others(tmp_path: P
         (["a.csv", "b.csv", "--each", "--temperature", "2"], "--temperature is for several tasks"),
         (["a.csv", "--each", "--method", "full"], "method 'full' changes the backbone itself"),
         (["a.csv", "--worker-cpus", "2"], "name it with --ray"),
-        (["a.csv", "--ray", "auto", "--from", "grafts/x"], "--from takes one new task, here"),
+        (
+            ["a.csv", "--ray", "auto", "--from", "grafts/x"],
+            "--from takes one new task, by the method",
+        ),
         (["a.csv", "--ray", "127.0.0.1:9"], "there is no Ray cluster at '127.0.0.1:9'"),
         (["a.csv", "a.csv", "--each"], "two tasks are called 'a'"),
     ],

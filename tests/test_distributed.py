@@ -17,8 +17,10 @@ from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import taskgraft as tg
+from taskgraft.cli import app
 from taskgraft.training.progress import Interrupts
 from taskgraft.training.sampling import Batch
 from taskgraft.training.team import BUCKET_BYTES, buckets
@@ -55,18 +57,18 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [torch.load(folder / f"process{rank}.pt", weights_only=False) for rank in range(PROCESSES)]
 
 
-@pytest.mark.parametrize("case", child.CASES)
-def test_two_processes_make_the_graft_of_one_with_twice_the_batch(found: list[dict[str, Any]], case: str) -> None:
-    expected = child.CASES[case](child.BATCH)
-    assert expected["steps"] >= (50 if case == "adapter" else 4)
-    for process in found:
-        got = process["cases"][case]
-        assert child.largest_difference(got["tensors"], expected["tensors"]) < 1e-9
-        assert got["steps"] == expected["steps"]
-        assert all(map(alike, got["answers"], expected["answers"]))
-        for epoch, alone in zip(got["history"], expected["history"], strict=True):
-            assert epoch["loss"] == pytest.approx(alone["loss"], rel=1e-5)
-            assert all(alike(epoch["tasks"][task], metrics) for task, metrics in alone["tasks"].items())
+def test_two_processes_make_the_graft_of_one_with_twice_the_batch(found: list[dict[str, Any]]) -> None:
+    for case, alone in child.CASES.items():
+        expected = alone(child.BATCH)
+        assert expected["steps"] >= (50 if case == "adapter" else 4)
+        for process in found:
+            got = process["cases"][case]
+            assert child.largest_difference(got["tensors"], expected["tensors"]) < 1e-9, case
+            assert got["steps"] == expected["steps"], case
+            assert all(map(alike, got["answers"], expected["answers"])), case
+            for epoch, other in zip(got["history"], expected["history"], strict=True):
+                assert epoch["loss"] == pytest.approx(other["loss"], rel=1e-5), case
+                assert all(alike(epoch["tasks"][task], metrics) for task, metrics in other["tasks"].items()), case
 
 
 def alike(one: Any, other: Any) -> bool:
@@ -101,16 +103,16 @@ def write(path: Path, count: int) -> None:
         writer.writerows([row["text"], labels[row["label"]]] for row in rows)
 
 
-LAUNCH = ["--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no"]
+ACCELERATE = ["accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
+ACCELERATE += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port"]
+TORCHRUN = ["torch.distributed.run", "--nproc-per-node", "2", "--master-port"]
 
 
-def launched(*words: str, launch: list[str] | None = None) -> subprocess.Popen[str]:
-    """`accelerate launch -m taskgraft.cli`, in two processes on the CPU."""
-    options = [*(LAUNCH if launch is None else launch), "--dynamo_backend", "no", "--main_process_port"]
-    command = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", *options, str(free_port())]
+def launched(launcher: list[str], *words: str) -> subprocess.Popen[str]:
+    """`accelerate launch -m taskgraft.cli` or torchrun, in two processes on the CPU."""
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     return subprocess.Popen(
-        [*command, "-m", "taskgraft.cli", *words],
+        [sys.executable, "-m", *launcher, str(free_port()), "-m", "taskgraft.cli", *words],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -126,9 +128,9 @@ def test_the_command_under_accelerate_launch(tmp_path: Path) -> None:
     write(tmp_path / "mood.csv", 121)
     fixed = ["--backbone", str(tmp_path / "backbone"), "--method", "adapter-4", "--epochs", "7", "--patience", "99"]
     words = ["train", str(tmp_path / "mood.csv"), *fixed, "--learning-rate", "0.01", "--json"]
-    process = launched(*words, "--batch-size", "6", "--store", str(tmp_path / "two"))
-    command = [sys.executable, "-m", "taskgraft.cli", *words, "--batch-size", "12", "--store", str(tmp_path / "one")]
-    subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True, capture_output=True)
+    process = launched(ACCELERATE, *words, "--batch-size", "6", "--store", str(tmp_path / "two"))
+    done = CliRunner().invoke(app, [*words, "--batch-size", "12", "--store", str(tmp_path / "one")])
+    assert done.exit_code == 0, done.output
     out, error = process.communicate(timeout=120)
     assert process.returncode == 0, error
     (line,) = out.splitlines()
@@ -146,7 +148,7 @@ def test_ctrl_c_at_the_launcher_keeps_the_step(tmp_path: Path) -> None:
     write(tmp_path / "mood.csv", 121)
     store, fixed = tmp_path / "grafts", ["--epochs", "2000", "--patience", "2000", "--checkpoint-seconds", "0.1"]
     words = ["train", str(tmp_path / "mood.csv"), "--backbone", str(tmp_path / "backbone"), *fixed]
-    process = launched(*words, "--store", str(store))
+    process = launched(TORCHRUN, *words, "--store", str(store))
     state = store / ".runs" / "mood" / "state.safetensors"
     deadline = time.monotonic() + 60
     while not state.exists():
@@ -160,10 +162,6 @@ def test_ctrl_c_at_the_launcher_keeps_the_step(tmp_path: Path) -> None:
 
 
 def test_other_commands_and_launchers_are_refused_in_a_sentence(tmp_path: Path, monkeypatch: Any) -> None:
-    from typer.testing import CliRunner
-
-    from taskgraft.cli import app
-
     monkeypatch.setenv("WORLD_SIZE", "2")
     done = CliRunner().invoke(app, ["tasks", "--store", str(tmp_path)])
     assert done.exit_code == 2 and "`taskgraft tasks` runs in one process, and 2 were started" in done.stderr

@@ -105,7 +105,7 @@ def train(
     settings = Settings(**chosen)
     if few != FewShotOptions():
         if len(sources) > 1 or method is not None or track is not None or each or cluster != OnRay():
-            raise GraftError("--from takes one new task, here, by the method that the trained ones have, untracked.")
+            raise GraftError("--from takes one new task, by the method that the trained ones have, untracked, here.")
         check_alone(together)
         add_from_few(output, task_from(sources[0], columns, reading, splits, name), few, settings, store, backbone)
     elif each or cluster != OnRay():

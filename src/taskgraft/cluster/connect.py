@@ -13,7 +13,6 @@ from typing import Any
 from taskgraft.errors import GraftError
 
 CONNECT_S = 10
-LOOPBACK = "127.0.0.1"  # where a cluster of this machine alone listens
 NEEDED = "a cluster needs Ray, which is not here: pip install 'taskgraft[cluster]'."
 
 
@@ -47,7 +46,7 @@ def connected(address: str) -> Iterator[Any]:
     if own:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else Ray warns of it on every start
-        here: dict[str, Any] = {"include_dashboard": False, "_node_ip_address": LOOPBACK} if address == "local" else {}
+        here: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
         try:
             check_listening(address)
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **here)
