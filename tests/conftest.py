@@ -9,6 +9,7 @@ from hypothesis import settings
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported: it decides then whether to compile
+os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # before Ray is imported: it then stays on 127.0.0.1
 settings.register_profile("untimed", deadline=None)  # a busy machine must not fail a test
 settings.load_profile("untimed")
 

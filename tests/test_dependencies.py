@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "taskgraft"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 CALLED = {"pyyaml": "yaml", "scikit-learn": "sklearn"}
-EXTRAS = ("gpu", "hub", "serve", "track")
+EXTRAS = ("cluster", "gpu", "hub", "serve", "track")
 ENGINE = ("answers", "asked", "engine", "library", "passes", "residents", "turns")  # serving without HTTP
 
 
@@ -46,6 +46,8 @@ def allowed(path: Path) -> set[str]:
     place = path.relative_to(SOURCE)
     if place.parts[0] == "serving" or place == Path("cli/serve.py"):
         return CORE | OPTIONAL["serve"]
+    if place.parts[0] == "cluster":
+        return CORE | OPTIONAL["cluster"] | OPTIONAL["serve"]
     if place in (Path("tasks/hub.py"), Path("tasks/published.py")):
         return CORE | OPTIONAL["hub"]
     if place.parts[0] == "nn" and place.stem.endswith("kernels"):

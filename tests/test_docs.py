@@ -21,8 +21,8 @@ from typer.testing import CliRunner
 import taskgraft as tg
 from taskgraft.backbones.load import embedded_folder
 from taskgraft.cli import app
-from taskgraft.cli.serve import tokens_from
 from taskgraft.serving.app import create_app
+from taskgraft.serving.guard import tokens_from
 from taskgraft.training.settings import MOST_EPOCHS
 
 from serving import until
@@ -69,7 +69,12 @@ PAGES = {
     ),
     "training.md": Wanted(dict.fromkeys(("train.csv", "test.csv"), ("tweet", "belief")), ("tradeoff.svg",)),
 }
-RUN_ELSEWHERE = {"sweeps.md": "test_cli_sweep.py", "adapterhub.md": "test_adapterhub.py", "hub.md": "test_hub.py"}
+RUN_ELSEWHERE = {
+    "sweeps.md": "test_cli_sweep.py",
+    "adapterhub.md": "test_adapterhub.py",
+    "cluster.md": "test_cluster.py",
+    "hub.md": "test_hub.py",
+}
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 

@@ -53,6 +53,11 @@ def load_backbone(name: str | Path | None = None, *, head: bool | None = None, *
     return Backbone(model, tokenizer, EMBEDDED_NAME if name is None else str(name))
 
 
+def source_of(name: str) -> str | None:
+    """What `load_backbone` takes for a backbone that grafts remember by this name."""
+    return None if name == EMBEDDED_NAME or EMBEDDED_MODULE in Path(name).parts else name
+
+
 def embedded_folder() -> Path:
     """The folder of the embedded default's files; its package's code is never imported."""
     spec = importlib.util.find_spec(EMBEDDED_MODULE)

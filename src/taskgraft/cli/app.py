@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -16,6 +17,12 @@ from taskgraft.errors import GraftError, Stopped
 
 BAD_INPUT, STOPPED, UNEXPECTED = 2, 130, 1
 WIDE = 160  # columns of a table that goes to a file or a pipe
+RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")  # what launchers tell a process of its number
+
+
+def process_number() -> int:
+    """Which of the processes that `accelerate launch` or torchrun started this is; 0 is the one that speaks."""
+    return next((int(os.environ[name]) for name in RANKS if name in os.environ), 0)
 
 
 class Output:
@@ -23,9 +30,12 @@ class Output:
 
     def __init__(self, json: bool) -> None:
         self.json = json
+        self.silent = process_number() > 0
 
     def say(self, what: object = "") -> None:
         """A line, or a table of rich."""
+        if self.silent:
+            return
         stream = sys.stderr if self.json else sys.stdout
         if isinstance(what, str):
             coding = stream.encoding or "ascii"  # a terminal that cannot show a label still gets the rest
@@ -37,7 +47,7 @@ class Output:
 
     def finish(self, record: dict[str, Any]) -> None:
         """The command's result as the last line of stdout, if it was asked for."""
-        if self.json:
+        if self.json and not self.silent:
             print_json(record)
 
 
@@ -60,8 +70,9 @@ class Shell(TyperGroup):
         words = sys.argv[1:] if args is None else list(args)
         code, sentence = self.run(words, options)
         if sentence is not None:
-            print(f"taskgraft: {sentence}", file=sys.stderr)
-            if "--json" in words[: words.index("--") if "--" in words else None]:
+            number = process_number()
+            print(f"taskgraft{f' (process {number})' if number else ''}: {sentence}", file=sys.stderr)
+            if not number and "--json" in words[: words.index("--") if "--" in words else None]:
                 print_json({"error": sentence})
         sys.exit(code)
 
@@ -116,6 +127,12 @@ def main(
     ] = False,
 ) -> None:
     """One frozen Transformer, any number of tasks: each a graft of a few percent of its weights."""
+    processes = os.environ.get("WORLD_SIZE", "1")
+    if context.invoked_subcommand not in ("train", None) and int(processes) > 1:
+        raise GraftError(
+            f"`taskgraft {context.invoked_subcommand}` runs in one process, and {processes} were started: "
+            "`accelerate launch` and torchrun are for `taskgraft train`."
+        )
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
         raise typer.Exit(BAD_INPUT)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from taskgraft.errors import GraftError
@@ -22,13 +21,11 @@ def backbone_named(name: str | None) -> Backbone:
 
 def backbone_for(task: str, made_for: Mapping[str, Any], name: str | None) -> Backbone:
     """The backbone that was named, or the one that a task was made for."""
-    from taskgraft.backbones.load import EMBEDDED_MODULE, EMBEDDED_NAME
+    from taskgraft.backbones.load import source_of
 
-    if name is not None:
-        return backbone_named(name)
-    own = str(made_for["name"])
-    if own == EMBEDDED_NAME or EMBEDDED_MODULE in Path(own).parts:
-        return backbone_named(None)
+    own = name or source_of(str(made_for["name"]))
+    if name is not None or own is None:
+        return backbone_named(own)
     try:
         return backbone_named(own)
     except GraftError as error:

@@ -11,10 +11,12 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from taskgraft.errors import GraftError
 from taskgraft.training.settings import Settings
 
 DATA, SPLITS, TRAINING = "The data", "Kind and splits", "Training"
 TOGETHER, FEW = "Several tasks together", "A new task from few examples"
+CLUSTER = "A Ray cluster"
 
 Source = Annotated[
     str,
@@ -162,6 +164,24 @@ class FewShotOptions:
     ] = None
     tune: Annotated[str, option(FEW, "all, or own: the new task's embedding or adapter alone.")] = "all"
     seeds: Annotated[int, option(FEW, "How often, each time with other examples; the first is kept.")] = 1
+
+
+@dataclass(frozen=True)
+class OnRay:
+    """A Ray cluster, and what each of its workers takes."""
+
+    ray: Annotated[
+        str | None,
+        option(CLUSTER, "Train on its workers: auto, HOST:PORT, or local, which starts one.", default="train here"),
+    ] = None
+    worker_cpus: Annotated[int | None, option(CLUSTER, "CPUs, and threads, of a worker.", default="1")] = None
+    worker_gpus: Annotated[
+        float | None, option(CLUSTER, "GPUs of a worker, or a part of one.", default="1 where there are any")
+    ] = None
+
+    def __post_init__(self) -> None:
+        if self.ray is None and (self.worker_cpus, self.worker_gpus) != (None, None):
+            raise GraftError("--worker-cpus and --worker-gpus are for a cluster: name it with --ray.")
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:

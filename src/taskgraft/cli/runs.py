@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from taskgraft.cli.app import process_number
 from taskgraft.errors import GraftError
 from taskgraft.training.progress import Progress
 
@@ -27,10 +28,13 @@ def check_place(store: Store, name: str, together: bool = False) -> None:
 def state_of_run(folder: Path) -> Iterator[Path]:
     """The folder of a run's state while there is a use for it: none once the run has ended, or has never begun.
 
-    A tracker's logs in it stay, and folders that were there before this command.
+    A tracker's logs in it stay, and folders that were there before this command. Of several processes one tidies.
     """
     from taskgraft.training.state import LOCK, RunFolder
 
+    if process_number():
+        yield folder
+        return
     made = [parent for parent in (folder, folder.parent, folder.parent.parent) if not parent.exists()]
     ended = False
     try:

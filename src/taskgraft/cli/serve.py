@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import os
 import re
 import sys
 from pathlib import Path
@@ -20,7 +19,6 @@ from taskgraft.errors import GraftError
 if TYPE_CHECKING:
     from taskgraft.backbones.load import Backbone
     from taskgraft.grafts.store import Store
-    from taskgraft.serving.guard import Tokens
 
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 DTYPES = ("float32", "bfloat16", "float16")
@@ -68,7 +66,7 @@ def serve(
     from taskgraft.serving import serve as serving
     from taskgraft.serving.app import create_app
     from taskgraft.serving.engine import Engine
-    from taskgraft.serving.guard import LOOPBACK
+    from taskgraft.serving.guard import LOOPBACK, tokens_from
 
     output = Output(json)
     budget = None if memory is None else bytes_of(memory)
@@ -126,33 +124,10 @@ def only_the_engine_computes() -> int:
     return threads
 
 
-def tokens_from(token_file: Path | None, admin_token_file: Path | None) -> Tokens:
-    """Of files and of the environment together."""
-    from taskgraft.serving.guard import Tokens, read_tokens
-
-    found = []
-    for file, variable in ((token_file, "TASKGRAFT_TOKEN"), (admin_token_file, "TASKGRAFT_ADMIN_TOKEN")):
-        own = os.environ.get(variable, "").strip()
-        found.append([*(read_tokens(file) if file else ()), *([own] if own else ())])
-    return Tokens.of(*found)
-
-
 def backbone_of(store: Store, name: str | None) -> Backbone:
     """The backbone that was named, or that of the first graft that can be read; the embedded one, if there is none."""
-    from taskgraft.grafts.graft import read_record
-    from taskgraft.grafts.joint import read_joint_record
-    from taskgraft.grafts.store import is_joint
-
-    if name is not None:
-        return backbone_named(name)
-    for task in store.names():
-        try:
-            folder = store.locate(task).folder
-            record = read_joint_record(task, folder) if is_joint(folder) else read_record(task, folder)
-        except GraftError:
-            continue
-        return backbone_for(task, record["backbone"], None)
-    return backbone_named(None)
+    found = None if name is not None else store.made_for()
+    return backbone_named(name) if found is None else backbone_for(*found, None)
 
 
 def is_loopback(host: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json as json_text
 import shlex
 import shutil
@@ -17,10 +18,21 @@ import typer
 from taskgraft.cli.app import Output, app
 from taskgraft.cli.backbone import backbone_named
 from taskgraft.cli.compare import make
-from taskgraft.cli.options import BackboneName, Columns, Json, Reading, Splits, StoreFolder, Training, grouped, option
+from taskgraft.cli.options import (
+    BackboneName,
+    Columns,
+    Json,
+    OnRay,
+    Reading,
+    Splits,
+    StoreFolder,
+    Training,
+    grouped,
+    option,
+)
 from taskgraft.cli.reading import read_text, task_from
 from taskgraft.cli.runs import check_place
-from taskgraft.cli.train import is_share
+from taskgraft.cli.train import check_splits
 from taskgraft.errors import GraftError, Stopped
 from taskgraft.training.settings import Settings
 
@@ -58,6 +70,7 @@ class Runs(Training):
   taskgraft sweep train.csv --text tweet --label belief --sizes 8,64,256 --rates 3e-4,1e-3,3e-3
   taskgraft sweep reviews.csv tweets.csv --method adapter-64,norms --rates 1e-3,3e-3 --seeds 3
   taskgraft sweep glue/rte --data-dir data --paper
+  taskgraft sweep glue/rte --data-dir data --paper --ray auto
 
 The folder gets runs.json, table.md, sweep.png and sweep.svg. The same command again repeats no run, a stopped one
 goes on, and a larger grid adds its runs to those that are there."""
@@ -82,6 +95,7 @@ def sweep(
     ] = None,
     sizes: Annotated[str | None, option(GRID, "Sizes of the adapters: 8,64,256.", default="64")] = None,
     runs: Runs,
+    cluster: OnRay,
     seeds: Annotated[
         int | None, typer.Option(help="Runs of each setting.", min=1, rich_help_panel=GRID, show_default="1")
     ] = None,
@@ -116,7 +130,6 @@ def sweep(
 
     from taskgraft.grafts.store import Store
     from taskgraft.training.grid import Grid, trials_of
-    from taskgraft.training.sweep import sweep as run_all
 
     grid, grafts = Grid.of(**axes), Store(store)
     grid.candidates()
@@ -138,7 +151,8 @@ def sweep(
     folder = out or Path("sweeps") / folder_name(tasks)
     with folder_for_results(folder):
         try:
-            found = run_all(loaded, tasks, **axes, paper=paper, settings=settings, run=folder, lanes=lanes, on_run=said)
+            options: dict[str, Any] = {"run": folder, "lanes": lanes, "on_run": said}
+            found = sweep_on(cluster)(loaded, tasks, **axes, paper=paper, settings=settings, **options)
         except Stopped as error:
             raise Stopped(
                 f"stopped with {len(done)} of {len(trials)} runs in {folder / 'runs.json'}: "
@@ -149,6 +163,17 @@ def sweep(
 
 
 # -- what was asked for
+
+
+def sweep_on(cluster: OnRay) -> Callable[..., Sweep]:
+    """What trains the grid: this process, or a cluster."""
+    from taskgraft.training.sweep import sweep as here
+
+    if cluster.ray is None:
+        return here
+    from taskgraft.cluster import sweep as on_cluster
+
+    return functools.partial(on_cluster, **asdict(cluster))
 
 
 def numbers(option: str, text: str | None, kind: Callable[[str], N], example: str) -> list[N] | None:
@@ -169,11 +194,7 @@ def tasks_from(
     if len(sources) > 1:
         if name is not None:
             raise GraftError(f"--name {name} would be every task's: with several, each is called by its file.")
-        for option, value in (("--validation", splits.validation), ("--test", splits.test)):
-            if not is_share(value):
-                raise GraftError(
-                    f"{option} {value} would be every task's: with several files give a share, or each a split column."
-                )
+        check_splits(sources, splits)
     return [task_from(source, columns, reading, splits, name) for source in sources]
 
 

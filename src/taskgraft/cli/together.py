@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from taskgraft.cli.app import Output
+from taskgraft.cli.app import Output, process_number
 from taskgraft.cli.backbone import backbone_named
 from taskgraft.cli.reading import read_text
 from taskgraft.cli.runs import RUNS, Announced, check_place, state_of_run
@@ -54,6 +54,8 @@ def train_together(
     with state_of_run(store / RUNS / name) as folder:
         bar = Announced(progress_for(None), output.say)
         run = fit_joint(loaded, tasks, chosen, settings=settings, run=folder, progress=bar, track=track)
+        if process_number():
+            return
         version = grafts.put(run.joint, name)
         for graft in run.grafts.values():
             grafts.put(graft)

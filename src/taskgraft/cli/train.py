@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from taskgraft.cli.app import Output, app
+from taskgraft.cli.app import Output, app, process_number
 from taskgraft.cli.backbone import backbone_named
+from taskgraft.cli.each import train_each
 from taskgraft.cli.few_shot import add_from_few
 from taskgraft.cli.options import (
     BackboneName,
     Columns,
     FewShotOptions,
     Json,
+    OnRay,
     Reading,
     Splits,
     StoreFolder,
@@ -45,8 +48,10 @@ if TYPE_CHECKING:
   taskgraft train glue/rte --data-dir data --method adapter-256 --epochs 20 --seed 1
   taskgraft train reviews.csv tweets.csv complaints.csv --name house
   taskgraft train returns.csv --from grafts/house --few-shot 16 --seeds 5
+  taskgraft train reviews.csv tweets.csv complaints.csv --each --ray auto
 
-A run that was stopped or killed goes on where it was when the same command is given again."""
+A run that was stopped or killed goes on where it was when the same command is given again.
+`accelerate launch -m taskgraft.cli train ...` trains one task on several devices."""
 )
 @grouped
 def train(
@@ -64,10 +69,14 @@ def train(
     training: Training,
     together: Together,
     few: FewShotOptions,
+    cluster: OnRay,
     name: Annotated[
         str | None,
         typer.Option(help="What to call the task, or several together.", show_default="the file's name; together"),
     ] = None,
+    each: Annotated[bool, typer.Option("--each", help="Train each of several alone; each has a graft of its own.")] = (
+        False
+    ),
     store: StoreFolder = Path("grafts"),
     backbone: BackboneName = None,
     method: Annotated[
@@ -95,16 +104,19 @@ def train(
     chosen = {**training.settings(), **together.settings(), "seed": seed, "checkpoint_seconds": checkpoint_seconds}
     settings = Settings(**chosen)
     if few != FewShotOptions():
-        if len(sources) > 1 or method is not None or track is not None:
-            raise GraftError("--from takes one new task, by the method that the trained ones have, untracked.")
+        if len(sources) > 1 or method is not None or track is not None or each or cluster != OnRay():
+            raise GraftError("--from takes one new task, by the method that the trained ones have, untracked, here.")
         check_alone(together)
         add_from_few(output, task_from(sources[0], columns, reading, splits, name), few, settings, store, backbone)
+    elif each or cluster != OnRay():
+        check_each(sources, each, name, track)
+        check_alone(together)
+        check_splits(sources, splits)
+        how, settings = method_for_graft(method or "adapter-64", settings)
+        tasks = [task_from(source, columns, reading, splits, name) for source in sources]
+        train_each(output, tasks, how, settings, store, backbone, cluster)
     elif len(sources) > 1:
-        for option, value in (("--validation", splits.validation), ("--test", splits.test)):
-            if not is_share(value):
-                raise GraftError(
-                    f"{option} {value} would be every task's: with several files give a share, or each a split column."
-                )
+        check_splits(sources, splits)
         tasks = [task_from(source, columns, reading, splits) for source in sources]
         train_together(output, tasks, method, name, settings, store, backbone, track)
     else:
@@ -112,6 +124,27 @@ def train(
         how, settings = method_for_graft(method or "adapter-64", settings)
         task = task_from(sources[0], columns, reading, splits, name)
         train_one(output, task, how, settings, store, backbone, track)
+
+
+def check_each(sources: Sequence[str], each: bool, name: str | None, track: str | None) -> None:
+    """Refuse what does not go with tasks that are trained one by one, here or on a cluster."""
+    if len(sources) > 1 and not each:
+        raise GraftError(
+            "several files are trained together, which a cluster does not do: add --each, and each is trained alone."
+        )
+    if len(sources) > 1 and name is not None:
+        raise GraftError(f"--name {name} would be every task's: with --each, each is called by its file.")
+    if track is not None:
+        raise GraftError("--track follows one run, not many: leave it out, or train the task alone.")
+
+
+def check_splits(sources: Sequence[str], splits: Splits) -> None:
+    """Refuse a file of rows that would be held out for every task."""
+    for option, value in (("--validation", splits.validation), ("--test", splits.test)):
+        if len(sources) > 1 and not is_share(value):
+            raise GraftError(
+                f"{option} {value} would be every task's: with several files give a share, or each a split column."
+            )
 
 
 def check_alone(together: Together) -> None:
@@ -150,6 +183,8 @@ def train_one(
         bar = Announced(progress_for(None), output.say)
         run = fit(loaded, task, method, settings=settings, run=folder, progress=bar, track=track)
         assert run.graft is not None
+        if process_number():
+            return
         version = grafts.put(run.graft)
     report(output, task, run, grafts, version)
     if track is not None:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from taskgraft.errors import GraftError, UnknownTask
-from taskgraft.grafts.graft import Graft, encode, read_graft, read_summary, size_on_disk
+from taskgraft.grafts.graft import Graft, encode, read_graft, read_record, read_summary, size_on_disk
 from taskgraft.grafts.joint import RECORD as JOINT
 from taskgraft.grafts.joint import TENSORS as JOINT_TENSORS
 from taskgraft.grafts.joint import Joint, read_joint, read_joint_record
@@ -93,6 +93,17 @@ class Store:
             known = ", ".join(map(str, kept)) or "no numbered versions"
             raise GraftError(f"graft {name!r} has no version {version}: the store has {known}.")
         return Found(version_folder(found.lineage, version), found.lineage, version)
+
+    def made_for(self) -> tuple[str, dict[str, Any]] | None:
+        """The first task whose record can be read, and the backbone it was made for; None where there is no task."""
+        for name in self.names():
+            try:
+                folder = self.locate(name).folder
+                record = read_joint_record(name, folder) if is_joint(folder) else read_record(name, folder)
+            except GraftError:
+                continue
+            return name, record["backbone"]
+        return None
 
     def names(self) -> Names:
         """What there is, in the order of the alphabet."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import os
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -74,6 +75,15 @@ def read_tokens(file: Path) -> list[str]:
             f"the file of tokens {file} holds none: put one on a line of its own, or leave the option out."
         )
     return found
+
+
+def tokens_from(token_file: Path | None, admin_token_file: Path | None) -> Tokens:
+    """Of files and of the environment together."""
+    found = []
+    for file, variable in ((token_file, "TASKGRAFT_TOKEN"), (admin_token_file, "TASKGRAFT_ADMIN_TOKEN")):
+        own = os.environ.get(variable, "").strip()
+        found.append([*(read_tokens(file) if file else ()), *([own] if own else ())])
+    return Tokens.of(*found)
 
 
 class Guard:

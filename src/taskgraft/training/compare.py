@@ -21,6 +21,7 @@ from taskgraft.tasks.metrics import score_of
 from taskgraft.tasks.task import Task
 from taskgraft.training.fit import fit
 from taskgraft.training.progress import Progress
+from taskgraft.training.session import device_of
 
 AUTOML = "automl"
 
@@ -40,6 +41,7 @@ def compare(
 
     `results` is a JSON file of the runs so far: those that are there are not repeated. `changes` are settings.
     """
+    device_of()  # several processes would write the same results
     parsed = {name: None if name == AUTOML else method_named(name) for name in methods}
     if AUTOML in parsed:
         from taskgraft.training.automl import check

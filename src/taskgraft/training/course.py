@@ -23,7 +23,7 @@ class Course:
     `parts` are by task; each part's own name is the one that its task has on the model. `settings` are resolved.
     `places` say where the weights lie, alone or in stacks with those of other runs; `rates` are by slot of the
     optimiser. `kept` is a copy of the running mean of the weights, at the last epoch whose validation score was within
-    a standard error of the best.
+    a standard error of the best. A batch is of `batch_size` rows for each of the processes that share it.
     """
 
     def __init__(
@@ -32,20 +32,22 @@ class Course:
         settings: Settings,
         places: Mapping[str, Place],
         rates: Mapping[str, float],
+        processes: int = 1,
     ) -> None:
         assert settings.epochs is not None and settings.learning_rate is not None
         self.parts, self.settings, self.places, self.rates = dict(parts), settings, dict(places), dict(rates)
         self.epochs, self.rate = settings.epochs, settings.learning_rate
+        self.processes, self.batch_size = processes, settings.batch_size * processes
         self.weights = {name: place.of(place.stack) for name, place in places.items()}
         # The running statistics of a batch norm fit the weights of their own step, and no mean of weights.
         self.has_statistics = any(name.endswith(STATE) for name in self.weights)
         self._mean = {name: weight.clone() for name, weight in self.weights.items()}
         self.kept = {name: weight.clone() for name, weight in self.weights.items()}
         lengths = {name: part.encoded["train"].lengths for name, part in parts.items()}
-        batches = math.ceil(sum(map(len, lengths.values())) / settings.batch_size)
+        batches = math.ceil(sum(map(len, lengths.values())) / self.batch_size)
         if len(parts) > 1 and settings.epoch_steps is not None:
             batches = settings.epoch_steps * settings.accumulation
-        self.sampler = sampler_for(lengths, batches, settings) if len(parts) > 1 else None
+        self.sampler = sampler_for(lengths, self.batch_size, batches, settings) if len(parts) > 1 else None
         self.loss_weights = {} if self.sampler is None else self.sampler.loss_weights
         self.steps_per_epoch = math.ceil(batches / settings.accumulation)
         self.total_steps = self.epochs * self.steps_per_epoch
@@ -77,7 +79,7 @@ class Course:
         else:
             ((name, part),) = self.parts.items()
             lengths = part.encoded["train"].lengths
-            found = training_batches(lengths, settings.batch_size, settings.seed, self.epoch)
+            found = training_batches(lengths, self.batch_size, settings.seed, self.epoch)
             batches = [Batch({name: rows}) for rows in found]
         return [batches[at : at + step] for at in range(0, len(batches), step)]
 
@@ -176,8 +178,10 @@ class Course:
 
     def to_json(self) -> dict[str, Any]:
         """How it went, for a graft's record."""
+        together = {"processes": self.processes} if self.processes > 1 else {}
         return {
             "settings": self.settings.to_json(),
+            **together,
             "epochs": self.epoch,
             "kept_epoch": self.kept_epoch,
             "steps": self.steps,
@@ -216,9 +220,7 @@ class Course:
         self.history, self._losses, self.kept_epoch = record["history"], record["losses"], record["kept_epoch"]
 
 
-def sampler_for(lengths: dict[str, Rows], batches: int, settings: Settings) -> Sampler:
+def sampler_for(lengths: dict[str, Rows], batch_size: int, batches: int, settings: Settings) -> Sampler:
     """How several tasks take turns."""
     mixed = settings.batches == "mixed"
-    return Sampler(
-        lengths, settings.batch_size, batches, settings.seed, settings.temperature, mixed, settings.weighting
-    )
+    return Sampler(lengths, batch_size, batches, settings.seed, settings.temperature, mixed, settings.weighting)

@@ -128,7 +128,7 @@ def fit(
     writes = bool(backbone.model.config.is_encoder_decoder)
     settings = settings.resolved(method, task.kind, task.split("train").num_rows, has_heads=not writes)
     total = backbone_parameters(backbone.model)
-    part = part_of(backbone, task, settings, device_of(), prefix=method.trains_backbone)
+    part = part_of(backbone, task, settings, device_of(several=True), prefix=method.trains_backbone)
     mount = mounted(backbone.model, {task.name: part.head}, method, settings.seed)
     with trained(backbone, [part], method, settings, mount, run=run, progress=progress, track=track) as (loop, course):
         return run_of(backbone, part, method, course, loop.predictions(course, "test"), total)

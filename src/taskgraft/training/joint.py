@@ -67,7 +67,7 @@ def fit_joint(
     settings = changed(settings, changes)
     rows = sum(task.split("train").num_rows for task in tasks)
     kinds = {task.kind for task in tasks}
-    model, device = backbone.model, device_of()
+    model, device = backbone.model, device_of(several=True)
     kind = "spans" if "spans" in kinds else tasks[0].kind
     settings = settings.resolved(method, kind, rows, has_heads=not model.config.is_encoder_decoder)
     total = backbone_parameters(model)

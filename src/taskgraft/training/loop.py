@@ -28,6 +28,7 @@ from taskgraft.training.predict import Prediction
 from taskgraft.training.progress import Interrupts
 from taskgraft.training.sampling import Batch
 from taskgraft.training.state import RunFolder, random_state, restore_random_state
+from taskgraft.training.team import ALONE, Team
 
 
 @dataclass(eq=False)
@@ -58,6 +59,7 @@ class Loop:
     """Lanes driven over a model, a step of each at a time. A run of its own is a loop of one lane.
 
     `alone` runs keep the random state that dropout draws from. Lanes' batches share passes of up to `pass_tokens`.
+    The processes of a `team` share the rows of one lane: they take the same steps, and the main one alone saves.
     """
 
     def __init__(
@@ -71,15 +73,18 @@ class Loop:
         *,
         alone: bool = True,
         pass_tokens: int = 0,
+        team: Team = ALONE,
     ) -> None:
         self.model, self.tokenizer, self.optimizer = model, tokenizer, optimizer
         self.device, self.bf16 = device, bf16
-        self.lanes, self.alone, self.pass_tokens = list(lanes), alone, pass_tokens
+        self.lanes, self.alone, self.pass_tokens, self.team = list(lanes), alone, pass_tokens, team
         self.evaluated_at_once = len(lanes) if device.type == "cuda" else 1  # batches of a task
         self._underway: deque[Losses] = deque()  # of steps that were taken and are not heard of yet
         # While a GPU computes a step the next one is made ready, so what came of it is asked for a step later.
         self._steps_ahead = 1 if device.type == "cuda" else 0
         self._since = time.perf_counter()
+        self._interrupts = Interrupts(team.size > 1)
+        self._stop = self._due = False  # what one process of a team asked for, as all of them have heard
 
     def train(self, watch: Watch) -> None:
         """Run every lane to its end: its last epoch, or the one at which patience is lost.
@@ -89,16 +94,17 @@ class Loop:
         self._since = time.perf_counter()
         self.model.train()
         try:
-            with Interrupts() as interrupts, recorded(self.model):
+            with self._interrupts as interrupts, recorded(self.model):
                 while self._settle(watch):
-                    if not interrupts.asked:
+                    if self.team.size > 1 or not interrupts.asked:
                         self._step(watch)
+                    stop = interrupts.asked if self.team.size == 1 else self._stop
                     for lane in self.lanes:
-                        due = time.perf_counter() - lane.saved_at >= lane.course.settings.checkpoint_seconds
-                        if interrupts.asked or due:
+                        if stop or (self._is_due(lane) if self.team.size == 1 else self._due):
                             self._hear(watch)
                             self.save(lane)
-                    if interrupts.asked:
+                    self._due = False
+                    if stop:
                         raise KeyboardInterrupt
         except RuntimeError as error:
             if not is_out_of_memory(error):
@@ -120,7 +126,8 @@ class Loop:
         while place < len(self.lanes):
             lane = self.lanes[place]
             if lane.error is None and lane.course.epoch_is_through:
-                lane.course.validated(self.evaluate(lane.course, "validation", lane.course.average))
+                found = self.evaluate(lane.course, "validation", lane.course.average)
+                lane.course.validated(self.team.from_main(found))
                 watch.validated(lane)
                 self._count_seconds({lane: 1})
                 self.save(lane)
@@ -147,7 +154,10 @@ class Loop:
         rows = {lane: sum(map(len, group)) for lane, group in groups.items()}
         for lane in self.lanes:
             self.optimizer.set_rates(lane.course.rates_now())
+        self.team.seed_step(self.lanes[0].course.settings.seed, self.lanes[0].course.steps)
         numbers, losses = self._backward(groups)
+        if self.team.size > 1:
+            numbers, losses = [0], self._told_to_all(losses)
         self._underway.append(Losses(rows, numbers, losses))
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -156,11 +166,25 @@ class Loop:
         self._count_seconds(rows)
         self._hear(watch, self._steps_ahead)
 
+    def _told_to_all(self, losses: Tensor) -> Tensor:
+        """Sum the gradients of all processes, and their losses; with them goes whether one would stop, or save."""
+        asked = self._interrupts.asked, self._is_due(self.lanes[0])
+        wishes = torch.tensor(asked, dtype=torch.float64).to(self.device)
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        return self.team.summed(parameters, torch.cat([losses.double().sum()[None], wishes]))
+
+    def _is_due(self, lane: Lane) -> bool:
+        seconds = time.perf_counter() - lane.saved_at
+        return lane.folder is not None and seconds >= lane.course.settings.checkpoint_seconds
+
     def _hear(self, watch: Watch, but: int = 0) -> None:
         """What the losses were of all steps, but for the last few."""
         while len(self._underway) > but:
             losses = self._underway.popleft()
-            for lane, value in losses.read().items():
+            found, wishes = losses.read()
+            if wishes:
+                self._stop, self._due = self._stop or wishes[0], self._due or wishes[1]
+            for lane, value in found.items():
                 if lane.error is not None:
                     continue
                 if math.isfinite(value):
@@ -196,13 +220,14 @@ class Loop:
         Parts of the losses, and the number of the lane that each belongs to.
         """
         same_length = any(lane.course.has_statistics for lane in groups)
-        found: list[Tensor] = []
+        found = [torch.zeros(0, device=self.device)]
         order: list[int] = []
+        rows = {lane: sum(map(len, group)) for lane, group in groups.items()}
         for turn in zip_longest(*groups.values()):
             batches = [
-                LaneBatch(number, pieces_of(lane.course, batch), sum(map(len, groups[lane])))
+                LaneBatch(number, pieces_of(lane.course, batch.share(self.team.rank, self.team.size)), rows[lane])
                 for number, (lane, batch) in enumerate(zip(groups, turn, strict=True))
-                if batch is not None
+                if batch is not None and len(batch) > self.team.rank
             ]
             for some in packed(batches, self.pass_tokens, same_length):
                 losses = losses_of(self.model, some, self.device, self.bf16)
@@ -245,7 +270,7 @@ class Loop:
             most = min(settings.batch_size * self.evaluated_at_once, self.pass_tokens // (settings.max_length or 1))
             settings = dataclasses.replace(settings, batch_size=max(settings.batch_size, most))
         return {
-            name: part.predictions(self.model, self.tokenizer, split, settings, self.device, bf16)
+            name: part.predictions(self.model, self.tokenizer, split, settings, self.device, bf16, self.team)
             for name, part in course.parts.items()
             if split in part.encoded
         }
@@ -268,7 +293,7 @@ class Loop:
 
     def resume(self, lane: Lane) -> None:
         """Go on from the state on disk, where there is one of this run."""
-        found = lane.folder.read(lane.run_key) if lane.folder is not None else None
+        found = self.team.from_main(lane.folder.read(lane.run_key) if lane.folder is not None else None)
         if found is None:
             return
         record, tensors = found
@@ -300,15 +325,16 @@ class Losses:
         else:
             self._parts = parts
 
-    def read(self) -> dict[Lane, float]:
-        """Each lane's loss, once the device has computed it."""
+    def read(self) -> tuple[dict[Lane, float], list[bool]]:
+        """Each lane's loss, once the device has computed it, and what the processes of a team have asked for."""
         if self._arrived is not None:
             self._arrived.synchronize()
         totals = [np.float32(0)] * len(self.rows)
         with np.errstate(all="ignore"):  # a loss may overflow
-            for number, value in zip(self._numbers, self._parts.numpy(), strict=True):
+            for number, value in zip(self._numbers, self._parts.numpy(), strict=False):
                 totals[number] = np.float32(totals[number] + value)
-        return dict(zip(self.rows, map(float, totals), strict=True))
+        asked = [bool(value) for value in self._parts[len(self._numbers) :]]
+        return dict(zip(self.rows, map(float, totals), strict=True)), asked
 
 
 def pieces_of(course: Course, batch: Batch) -> list[Piece]:

@@ -18,6 +18,7 @@ from taskgraft.training.encode import Encoded, encode
 from taskgraft.training.predict import Prediction, cache_features, evaluated_rows, judged, predictions
 from taskgraft.training.settings import Settings
 from taskgraft.training.targets import Targets
+from taskgraft.training.team import ALONE, Team
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +56,14 @@ class Part:
                 cache_features(model, name, part, batch_size, device)
 
     def predictions(
-        self, model: Any, tokenizer: Any, split: str, settings: Settings, device: torch.device, bf16: bool
+        self,
+        model: Any,
+        tokenizer: Any,
+        split: str,
+        settings: Settings,
+        device: torch.device,
+        bf16: bool,
+        team: Team = ALONE,
     ) -> list[Prediction]:
         """The answers to a split's rows, by what is on the model now."""
         task = self.task
@@ -72,6 +80,7 @@ class Part:
             bf16=bf16,
             wording=self.wording,
             decoding=settings.decoding,
+            team=team,
         )
 
     def judged(self, split: str, found: Sequence[Prediction]) -> dict[str, float]:

@@ -22,6 +22,7 @@ from taskgraft.tasks.squad import best_answers
 from taskgraft.tasks.wording import Wording
 from taskgraft.training.batches import evaluation_batches
 from taskgraft.training.encode import Encoded
+from taskgraft.training.team import ALONE, Team
 from taskgraft.training.written import greedy, label_scores
 
 FEATURES = "features"
@@ -82,13 +83,15 @@ def cache_features(model: Any, name: str, encoded: Encoded, batch_size: int, dev
 
 
 @torch.inference_mode()
-def logits_of(model: Any, name: str, encoded: Encoded, batch_size: int, device: torch.device, bf16: bool) -> Logits:
+def logits_of(
+    model: Any, name: str, encoded: Encoded, batch_size: int, device: torch.device, bf16: bool, team: Team = ALONE
+) -> Logits:
     """Every row's logits, in order, without padding: of tokens, or of classes that other tasks' heads have."""
     head = grafts_of(model).require(name).head
     assert head is not None
-    found: Logits = [np.empty(0, np.float32)] * len(encoded)
+    found: dict[int, npt.NDArray[Any]] = {}
     lengths = encoded.lengths
-    for some in evaluation_batches(encoded.lengths, batch_size):
+    for some in team.turns(evaluation_batches(encoded.lengths, batch_size)):
         inputs, _ = encoded.batch(some.tolist(), device)
         with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
             output = forward(model, name, inputs)
@@ -96,7 +99,8 @@ def logits_of(model: Any, name: str, encoded: Encoded, batch_size: int, device: 
         assert logits is not None
         for row, values in zip(some.tolist(), logits.float().cpu().numpy(), strict=True):
             found[row] = values[: head.width] if values.ndim == 1 else values[: lengths[row], : head.width]
-    return found
+    found = team.pooled(found)
+    return [found[row] for row in range(len(encoded))]
 
 
 def predictions(
@@ -113,18 +117,23 @@ def predictions(
     bf16: bool = False,
     wording: Wording | None = None,
     decoding: str = "auto",
+    team: Team = ALONE,
 ) -> list[Prediction]:
-    """A task's answer to each row of a table; `wording` is how rows are put into words for a model that writes."""
+    """A task's answer to each row of a table; `wording` is how rows are put into words for a model that writes.
+
+    Each process of a team computes a part of them, and all get all.
+    """
     training = model.training
     model.eval()
     try:
         if wording is None:
-            return from_logits(kind, labels, table, encoded, logits_of(model, name, encoded, batch_size, device, bf16))
+            logits = logits_of(model, name, encoded, batch_size, device, bf16, team)
+            return from_logits(kind, labels, table, encoded, logits)
         if wording.candidates and decoding != "greedy":
-            scores = label_scores(model, name, tokenizer, encoded, wording.candidates, batch_size, device, bf16)
+            scores = label_scores(model, name, tokenizer, encoded, wording.candidates, batch_size, device, bf16, team)
             return from_logits(kind, labels, table, encoded, list(scores))
         longest = encoded.limit if kind == "text" else max(NUMBER_TOKENS, *map(len, wording.candidates or ("",)))
-        texts = greedy(model, name, tokenizer, encoded, batch_size, device, longest)
+        texts = greedy(model, name, tokenizer, encoded, batch_size, device, longest, team)
         return [Prediction(wording.answer(text)) for text in texts]
     finally:
         model.train(training)

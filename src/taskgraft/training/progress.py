@@ -9,6 +9,8 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, Protocol
 
+ECHO_S = 2.0  # in which a signal that comes again is the same one
+
 
 class Progress(Protocol):
     """What the loop tells of itself. Anything with these methods may listen."""
@@ -180,10 +182,15 @@ def many_progress_for(wish: ManyProgress | bool | None) -> ManyProgress:
 
 
 class Interrupts:
-    """Ctrl-C and SIGTERM ask the loop to stop after its step; a second one stops at once."""
+    """Ctrl-C and SIGTERM ask the loop to stop after its step; a second one stops at once.
 
-    def __init__(self) -> None:
+    A process that was `launched` with others gets one and the same Ctrl-C from the terminal and from the launcher.
+    """
+
+    def __init__(self, launched: bool = False) -> None:
         self.asked = False
+        self._echo_s = ECHO_S if launched else 0.0
+        self._asked_at = 0.0
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupts:
@@ -196,9 +203,10 @@ class Interrupts:
         return self
 
     def _ask(self, number: int, frame: Any) -> None:
-        if self.asked:
+        if not self.asked:
+            self.asked, self._asked_at = True, time.monotonic()
+        elif time.monotonic() - self._asked_at >= self._echo_s:
             raise KeyboardInterrupt
-        self.asked = True
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

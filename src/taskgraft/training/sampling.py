@@ -40,6 +40,16 @@ class Batch:
     def __len__(self) -> int:
         return sum(map(len, self.parts.values()))
 
+    def share(self, rank: int, size: int) -> Batch:
+        """Every so many-th row, across tasks: what one of several processes reads of it, which may be nothing."""
+        found, before = {}, 0
+        for task, rows in self.parts.items():
+            own = rows[(rank - before) % size :: size]
+            before += len(rows)
+            if len(own):
+                found[task] = own
+        return Batch(found)
+
 
 @dataclass(frozen=True, eq=False)
 class Sampler:

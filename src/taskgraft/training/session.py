@@ -30,6 +30,7 @@ from taskgraft.training.predict import cacheable, evaluated_rows
 from taskgraft.training.progress import Progress, progress_for
 from taskgraft.training.settings import Settings
 from taskgraft.training.state import RunFolder
+from taskgraft.training.team import Team, accelerate_state, team_of
 
 
 def changed(settings: Settings | None, changes: Mapping[str, Any]) -> Settings:
@@ -58,27 +59,32 @@ def trained(
 
     `mount` puts them on the model, and takes them off again. `start` says what they start from, if not from scratch.
     """
-    model, device = backbone.model, device_of()
+    model, device, team = backbone.model, device_of(several=True), team_of()
     with ExitStack() as stack:
         folder = None if run is None else RunFolder(run)
-        if folder is not None:
+        if folder is not None and team.leads:
             stack.enter_context(folder.held())
         accelerator = accelerator_for(parts[0].name, settings, track, folder)
-        stack.callback(accelerator.end_training)
+        stack.callback(finish_trackers, accelerator)
         stack.enter_context(torch.random.fork_rng(devices=[device] if device.type == "cuda" else []))
         model.to(device)
         stack.enter_context(mount)
         if len(parts) == 1 and cacheable(model, parts[0].name):
             parts[0].make_features(model, parts[0].name, evaluated_rows(settings.batch_size, device), device)
         torch.manual_seed(settings.seed)
-        key = run_key(model, parts, method, settings, start)
+        key = run_key(model, parts, method, settings, start, team.size)
+        team.check_same(key)
         rates = rates_of(model, [part.name for part in parts], settings)
-        course = Course({part.name: part for part in parts}, settings, trained_places(model), rates)
+        places = trained_places(model)
+        team.start_alike(place.stack for place in places.values())
+        course = Course({part.name: part for part in parts}, settings, places, rates, team.size)
+        check_shareable(course, team)
         optimizer = AdamW(model, rates, weight_decay=settings.weight_decay, clip_norm=settings.clip_norm)
-        lane = Lane(course, folder, key)
-        loop = Loop(model, backbone.tokenizer, optimizer, device, computes_in_bf16(settings, device), [lane])
+        lane = Lane(course, folder if team.leads else None, key)
+        bf16 = computes_in_bf16(settings, device)
+        loop = Loop(model, backbone.tokenizer, optimizer, device, bf16, [lane], team=team)
         loop.resume(lane)
-        train_alone(loop, lane, Heard(progress_for(progress), accelerator))
+        train_alone(loop, lane, Heard(progress_for(progress if team.leads else False), accelerator))
         yield loop, course
 
 
@@ -197,14 +203,25 @@ def backbone_parameters(model: Any) -> int:
     return sum(p.numel() for p in model.parameters() if id(p) not in added)
 
 
-def device_of() -> torch.device:
-    from accelerate import PartialState
-
-    state = PartialState()
-    if state.num_processes > 1:
-        raise GraftError("tg.train runs on one process: start it without `accelerate launch` or torchrun.")
+def device_of(several: bool = False) -> torch.device:
+    """Where this process computes. Where `several` processes would do the same work again, they are refused."""
+    state = accelerate_state()
+    if state.num_processes > 1 and not several:
+        raise GraftError(
+            f"this runs in one process, and {state.num_processes} were started: `accelerate launch` and torchrun are "
+            "for `taskgraft train`, tg.train and tg.fit."
+        )
     device: torch.device = state.device
     return device
+
+
+def check_shareable(course: Course, team: Team) -> None:
+    """Refuse what depends on whole batches, where each process sees a part of one."""
+    if team.size > 1 and course.has_statistics:
+        raise GraftError(
+            f"a batch norm takes its statistics from whole batches, and {team.size} processes have a part each: train "
+            "in one process, or use norm_inside='layer'."
+        )
 
 
 def accelerator_for(name: str, settings: Settings, track: str | None, folder: RunFolder | None) -> Any:
@@ -226,7 +243,15 @@ def accelerator_for(name: str, settings: Settings, track: str | None, folder: Ru
     return accelerator
 
 
-def run_key(model: Any, parts: Sequence[Part], method: Method, settings: Settings, start: str) -> str:
+def finish_trackers(accelerator: Any) -> None:
+    """Its own `end_training` would also part the processes, which may have more to train."""
+    for tracker in accelerator.trackers:
+        tracker.finish()
+
+
+def run_key(
+    model: Any, parts: Sequence[Part], method: Method, settings: Settings, start: str, processes: int = 1
+) -> str:
     """What makes a run this one: a state is only taken up where all of it is the same."""
     unimportant = {"checkpoint_seconds"}
     about = {
@@ -236,5 +261,6 @@ def run_key(model: Any, parts: Sequence[Part], method: Method, settings: Setting
         "data": [{split: rows.sha256() for split, rows in sorted(part.encoded.items())} for part in parts],
         "backbone": fingerprint(model).sha256,
         "start": start,
+        **({"processes": processes} if processes > 1 else {}),
     }
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()

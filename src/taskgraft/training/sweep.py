@@ -104,6 +104,7 @@ def sweep(
     lanes: int | None = None,
     progress: ManyProgress | bool | None = None,
     on_run: Callable[[Record], Any] | None = None,
+    many: Callable[..., dict[str, Run]] | None = None,
     **changes: Any,
 ) -> Sweep:
     """Train every combination of methods, sizes (of adapters), learning rates, epochs and seeds, for each task.
@@ -111,6 +112,7 @@ def sweep(
     What is not given is the default of the method and the task; `seeds` is a number of them, or a list. `paper` takes
     the grid of Houlsby et al. for what is not given. `run` is a folder: runs that ended there are not repeated, and
     the same call after a stop goes on. `lanes` is how many runs share a pass. `changes` are settings of all runs.
+    `many` trains them elsewhere, in the place of `tg.fit_many`, as `taskgraft.cluster` does.
     """
     base = changed(settings, changes)
     given = list(tasks) if isinstance(tasks, Iterable) and not isinstance(tasks, str) else [tasks]
@@ -144,7 +146,7 @@ def sweep(
         if group:
             place = None if folder is None else folder / RUNS
             options: dict[str, Any] = {"run": place, "lanes": lanes, "progress": progress}
-            runs |= fit_many(backbone, group, **options, on_run=ended, on_failure=failed)
+            runs |= (many or fit_many)(backbone, group, **options, on_run=ended, on_failure=failed)
     for trial in waiting:
         if trial.name in runs:
             ended(trial, runs[trial.name])

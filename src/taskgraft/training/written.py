@@ -19,6 +19,7 @@ from taskgraft.errors import GraftError
 from taskgraft.nn.heads import IGNORED
 from taskgraft.training.batches import evaluation_batches
 from taskgraft.training.encode import Encoded, padded
+from taskgraft.training.team import ALONE, Team
 
 
 @torch.inference_mode()
@@ -30,16 +31,17 @@ def greedy(
     batch_size: int,
     device: torch.device,
     max_new_tokens: int | None = None,
+    team: Team = ALONE,
 ) -> list[str]:
     """The text that the model gives for each row: greedy decoding, of at most as many tokens as a text may have."""
-    found = [""] * len(encoded)
+    found: dict[int, str] = {}
     limit = encoded.limit if max_new_tokens is None else max_new_tokens
-    for some in evaluation_batches(encoded.lengths, batch_size):
+    for some in team.turns(evaluation_batches(encoded.lengths, batch_size)):
         inputs, _ = encoded.batch(some.tolist(), device)
         texts = write(model, name, tokenizer, inputs, [limit] * len(some))
-        for row, text in zip(some.tolist(), texts, strict=True):
-            found[row] = text
-    return found
+        found |= zip(some.tolist(), texts, strict=True)
+    found = team.pooled(found)
+    return [found[row] for row in range(len(encoded))]
 
 
 def write(
@@ -64,6 +66,7 @@ def label_scores(
     batch_size: int,
     device: torch.device,
     bf16: bool = False,
+    team: Team = ALONE,
 ) -> npt.NDArray[np.float64]:
     """The log probability that the model writes each candidate, and then ends: [rows, candidates].
 
@@ -72,12 +75,14 @@ def label_scores(
     if not candidates:
         raise GraftError("there are no candidates to score: give the answers that exist, or let the model write.")
     answers = tokenizer(text_target=list(candidates))["input_ids"]
-    found = np.empty((len(encoded), len(candidates)))
-    for some in evaluation_batches(encoded.lengths, batch_size):
+    found: dict[int, npt.NDArray[np.float64]] = {}
+    for some in team.turns(evaluation_batches(encoded.lengths, batch_size)):
         inputs, _ = encoded.batch(some.tolist(), device)
         with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-            found[some] = score(model, name, inputs, [answers] * len(some))
-    return found
+            scores = score(model, name, inputs, [answers] * len(some))
+        found |= zip(some.tolist(), scores, strict=True)
+    found = team.pooled(found)
+    return np.array([found[row] for row in range(len(encoded))]).reshape(len(encoded), len(candidates))
 
 
 def score(
