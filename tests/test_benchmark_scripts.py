@@ -43,6 +43,7 @@ def is_picture(path: Path) -> bool:
 # -- the commands
 
 
+@pytest.mark.slow
 def test_the_gpu_command_writes_its_results_and_says_what_it_left_out(tmp_path: Path) -> None:
     done = run_script("gpu.py", "--peer-python", sys.executable, "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr

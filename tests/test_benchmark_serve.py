@@ -35,6 +35,7 @@ def run_script(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
 
 
+@pytest.mark.slow
 def test_the_command_asks_a_real_server_and_writes_what_it_found(tmp_path: Path) -> None:
     done = run_script("--out", str(tmp_path))
     assert done.returncode == 0, done.stderr

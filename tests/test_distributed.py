@@ -121,6 +121,7 @@ def launched(launcher: list[str], *words: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 def test_the_command_under_accelerate_launch(tmp_path: Path) -> None:
     backbone = tiny.backbone()
     backbone.model.double().save_pretrained(tmp_path / "backbone")
@@ -143,6 +144,7 @@ def test_the_command_under_accelerate_launch(tmp_path: Path) -> None:
     assert not (tmp_path / "two" / ".runs").exists() and error.count("Saved:") == 1
 
 
+@pytest.mark.slow
 def test_ctrl_c_at_the_launcher_keeps_the_step(tmp_path: Path) -> None:
     tiny.backbone(tmp_path / "backbone")
     write(tmp_path / "mood.csv", 121)
