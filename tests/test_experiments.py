@@ -394,9 +394,10 @@ def test_re_mapped_classes_are_the_same_rows_under_other_numbers(data: Path) -> 
 
 def test_other_draws_are_other_rows_of_the_same_task(setup: Setup) -> None:
     made = Lab(setup)
-    one, other = (made.at(40, draw).task("qqp") for draw in (0, 1))
+    one, other = (made.at(40, draw, 12).task("qqp") for draw in (0, 1))
     assert one.split("train") != other.split("train") and one.split("train").num_rows == other.split("train").num_rows
     assert one.split("test") == other.split("test") and one.split("validation") == other.split("validation")
+    assert one.split("test").num_rows == 12 < made.task("qqp").split("test").num_rows
 
 
 # -- spans

@@ -47,13 +47,16 @@ def reproduce(
     trials: Annotated[int | None, size("Settings of a method and task to choose from.", default="6", min=1)] = None,
     epochs: Annotated[int | None, size("Passes over the rows, at most.", default="by the method", min=1)] = None,
     steps: Annotated[
-        int | None, size("Of a run of several tasks together.", default="8000; 262144 with --full", min=1)
+        int | None, size("Of a run of several tasks together.", default="4000; 262144 with --full", min=1)
     ] = None,
     configurations: Annotated[int, size("That the search without a backbone tries.", min=1)] = 200,
     workers: Annotated[int, size("Processes for runs that cannot share passes.", min=1)] = 1,
     pooling: Annotated[
         str | None,
         typer.Option(help="What heads read: mean, cls, pooler or last.", show_default="mean; pooler with --full"),
+    ] = None,
+    note: Annotated[
+        str | None, typer.Option(help="A sentence for the tables: what the backbone has seen before.", show_default="")
     ] = None,
     runs_only: Annotated[
         bool, typer.Option("--runs-only", help="No tables: the same command without it makes them of these runs.")
@@ -82,7 +85,7 @@ def reproduce(
         runs=out / "runs", data=data_dir, epochs=epochs, trials=trials, configurations=configurations,
         steps=steps or (2**18 if full else Setup.steps), protocol=experiment.protocol,
         tasks=() if tasks is None else tuple(tasks.split(",")), workers=workers, full=full, runs_only=runs_only,
-        **chosen,
+        note=note, **chosen,
     )  # fmt: skip
     lab = Lab(setup)
     module = importlib.import_module(experiment.module)

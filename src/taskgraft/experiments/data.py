@@ -32,6 +32,13 @@ def load(name: str, data: Path | None, rows: int | None, protocol: Protocol = "h
     return capped(task, rows, draw)
 
 
+def judged_on(task: Task, rows: int) -> Task:
+    """The same with at most so many test rows, drawn at random, always the same ones."""
+    test = task.split("test")
+    kept = np.sort(np.random.RandomState(0).permutation(test.num_rows)[:rows])
+    return replace(task, splits={**task.splits, "test": test.take(pa.array(kept))})
+
+
 def is_at_hand(name: str, data: Path | None) -> bool:
     benchmark = benchmark_named(name)
     return benchmark is not None and benchmark.is_at_hand(data)

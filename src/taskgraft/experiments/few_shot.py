@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from taskgraft.errors import Diverged, GraftError
 from taskgraft.experiments import company
-from taskgraft.experiments.data import GLUE, TRANSFER
+from taskgraft.experiments.data import GLUE, TRANSFER, judged_on
 from taskgraft.experiments.lab import Job, Lab, Record, RunsDone, say, share_out
 from taskgraft.experiments.report import Report, about, points
 from taskgraft.experiments.study import TOGETHER
@@ -162,23 +162,17 @@ def result_of(lab: Lab, shot: Shot) -> Record:
 
 
 def transferred(lab: Lab, shot: Shot) -> Record:
-    task = judged_on_some(lab.task(shot.task))
+    task = judged_on(lab.task(shot.task), JUDGED)
     settings = replace(shot.start.settings, epochs=lab.setup.epochs, epoch_steps=None, batch_size=16, warmup=0.1)
     try:
         found = few_shot(
             lab.backbone, lab.joint(shot.start), remapped(task) if shot.remapped else task, shot.rows,
-            seeds=[shot.seed], settings=settings, progress=False,
+            seeds=[shot.seed], settings=settings, progress=False, drift=False,
         )  # fmt: skip
     except Diverged as error:
         return {"score": None, "error": str(error)}
     say(f"  {shot.name}: {found.score:.4f}")
     return {"score": found.score, "like": found.like[0], "steps": found.first.steps, "error": None}
-
-
-def judged_on_some(task: Task) -> Task:
-    test = task.split("test")
-    kept = np.sort(np.random.RandomState(0).permutation(test.num_rows)[:JUDGED])
-    return replace(task, splits={**task.splits, "test": test.take(pa.array(kept))})
 
 
 def remapped(task: Task) -> Task:

@@ -12,7 +12,7 @@ from taskgraft.experiments.study import ALL, Arm, options, study
 from taskgraft.reports.experiments import differences_figure
 
 TASKS = GLUE
-STEPS = 4_000
+STEPS = 2_000
 PARTS: dict[str, dict[str, Any]] = {
     "no adapter blocks": {"blocks": False},
     "no conditional norm": {"conditional_norm": False},

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from taskgraft import __version__
 from taskgraft.backbones.load import Backbone, load_backbone
 from taskgraft.errors import Diverged, GraftError
-from taskgraft.experiments.data import is_at_hand, load
+from taskgraft.experiments.data import is_at_hand, judged_on, load
 from taskgraft.experiments.names import Protocol
 from taskgraft.grafts.fingerprint import fingerprint
 from taskgraft.grafts.joint import Joint, load_joint
@@ -61,7 +61,7 @@ class Setup:
     seeds: int = 3
     epochs: int | None = None  # at most
     trials: int | None = None  # of each method and task, at most
-    steps: int = 8_000  # of a run of several tasks together
+    steps: int = 4_000  # of a run of several tasks together
     tasks: tuple[str, ...] = ()  # of the experiment's own, if not all
     configurations: int = 200  # of the search without a backbone
     workers: int = 1  # processes that share the device
@@ -70,6 +70,8 @@ class Setup:
     pooling: Pooling | None = None  # None: the backbone's habit
     protocol: Protocol = "houlsby"  # which paper's splits and metrics
     draw: int = 0  # which rows, where there are more than `rows`
+    judged: int | None = None  # test rows, at most
+    note: str | None = None  # a sentence that every table has, as of what the backbone has seen before
 
 
 @dataclass(frozen=True)
@@ -114,18 +116,20 @@ class Lab:
     def fingerprint(self) -> str:
         return fingerprint(self.backbone.model).sha256
 
-    def at(self, rows: int, draw: int) -> Lab:
+    def at(self, rows: int, draw: int, judged: int | None) -> Lab:
         """The same with other rows."""
-        other = Lab(replace(self.setup, rows=rows, draw=draw))
+        other = Lab(replace(self.setup, rows=rows, draw=draw, judged=judged))
         other.__dict__["backbone"], other.__dict__["fingerprint"] = self.backbone, self.fingerprint
         return other
 
     def task(self, name: str) -> Task:
         """A task's rows, at most as many as the setup has."""
         if name not in self._tasks:
-            self._tasks[name] = load(name, self.setup.data, self.setup.rows, self.setup.protocol, self.setup.draw)
-            rows = {split: content_hash(table) for split, table in self._tasks[name].splits.items()}
-            self._hashes[name] = hashlib.sha256(json.dumps([rows, self._tasks[name].metrics]).encode()).hexdigest()
+            setup = self.setup
+            task = load(name, setup.data, setup.rows, setup.protocol, setup.draw)
+            task = self._tasks[name] = task if setup.judged is None else judged_on(task, setup.judged)
+            rows = {split: content_hash(table) for split, table in task.splits.items()}
+            self._hashes[name] = hashlib.sha256(json.dumps([rows, task.metrics]).encode()).hexdigest()
         return self._tasks[name]
 
     def hash(self, name: str) -> str:
@@ -227,12 +231,14 @@ class Lab:
             epochs = min(epochs, most, self.setup.epochs or epochs)
         return Settings(learning_rate=rate, epochs=epochs, seed=seed, **fixed)
 
-    def settings_together(self, rate: float | None, steps: int | None, seed: int, **changes: Any) -> Settings:
+    def settings_together(
+        self, rate: float | None, steps: int | None, seed: int, validations: int = VALIDATIONS, **changes: Any
+    ) -> Settings:
         """Those of HyperFormer for tasks in company: temperature 10, 500 steps of warm-up, no decay, and on models that
-        write smoothed labels; at the default size fewer steps of more rows. Validated at eight points of a run.
+        write smoothed labels; at the default size fewer steps of more rows. Validated at some points of a run.
         """
         steps = self.setup.steps if steps is None else min(steps, self.setup.steps)
-        points = min(VALIDATIONS, steps, self.setup.epochs or steps)
+        points = min(validations, steps, self.setup.epochs or steps)
         writes = bool(self.backbone.model.config.is_encoder_decoder)
         fixed: dict[str, Any] = {
             "batch_size": 32 if self.setup.full else 64, "average": 0.0, "patience": 1000, "weight_decay": 0.0,

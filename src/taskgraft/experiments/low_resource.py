@@ -17,7 +17,9 @@ from taskgraft.reports.tables import markdown_table
 
 TASKS = GLUE
 SIZES = (100, 500, 1_000, 2_000, 4_000)
-STEPS = 2_000
+STEPS = 1_000
+VALIDATIONS = 4
+JUDGED = 1_000  # test rows of a task, drawn at random
 
 
 def run(lab: Lab) -> Report:
@@ -38,9 +40,10 @@ def run(lab: Lab) -> Report:
     body = [[name, *(points(mean, spread) for _, mean, spread in curve)] for name, curve in curves.items()]
     highest = [max(curves, key=lambda name, at=at: curves[name][at][1]) for at in range(len(sizes))]  # type: ignore[misc]
     body.append(["highest", *highest])
+    judged = "" if lab.setup.full else f", at most {JUDGED:,} test rows of each"
     note = (
-        f"Mean over all columns of {len(tasks)} tasks; ± is the deviation over {lab.setup.seeds} seeds, each with rows "
-        "of its own, the same for every method. Rates chosen by validation on the first.\n"
+        f"Mean over all columns of {len(tasks)} tasks{judged}; ± is the deviation over {lab.setup.seeds} seeds, each "
+        "with rows of its own, the same for every method. Rates chosen by validation on the first.\n"
     )
     table = f"{markdown_table(['rows of each task', *(f'{size:,}' for size in sizes)], body)}\n{note}"
     figure = sizes_figure(curves, "rows of each task", "points", f"Few rows, {lab.backbone.name}")
@@ -57,12 +60,12 @@ def run(lab: Lab) -> Report:
 
 def at_size(lab: Lab, tasks: Sequence[str], size: int) -> dict[str, list[Record]]:
     """Each method's runs, one a seed; its rate is the best by validation on the first seed."""
-    labs = [lab.at(size, seed) for seed in range(lab.setup.seeds)]
+    labs = [lab.at(size, seed, None if lab.setup.full else JUDGED) for seed in range(lab.setup.seeds)]
     steps = None if lab.setup.full else STEPS
     methods = company.together(lab)
 
     def job(name: str, rate: float, seed: int) -> Job:
-        return Job(TOGETHER, methods[name], lab.settings_together(rate, steps, seed), tuple(tasks))
+        return Job(TOGETHER, methods[name], lab.settings_together(rate, steps, seed, VALIDATIONS), tuple(tasks))
 
     first = labs[0].run(job(name, rate, 0) for name in methods for rate in company.rates(lab, methods[name]))
     found: dict[str, list[Record]] = {}

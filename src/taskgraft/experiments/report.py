@@ -120,7 +120,7 @@ def about(lab: Lab, seeds: bool = True) -> str:
     return (
         f"Backbone {lab.backbone.name} ({count_text(parameters(lab))} parameters), {rows}{drawn}. Settings chosen on "
         "rows held out of train; scores on rows that chose nothing, in points of 100. Not the paper's models or data: "
-        "not its figures.\n"
+        f"not its figures.{'' if setup.note is None else f' {setup.note}'}\n"
     )
 
 
@@ -153,7 +153,7 @@ def environment(lab: Lab, tasks: Sequence[str], runs: Sequence[Record]) -> dict[
         "backbone": {"name": lab.backbone.name, "sha256": lab.fingerprint, "parameters": parameters(lab)},
         "setup": {
             "rows": setup.rows, "seeds": setup.seeds, "epochs": setup.epochs, "trials": setup.trials,
-            "workers": setup.workers, "full": setup.full, "pooling": setup.pooling,
+            "workers": setup.workers, "full": setup.full, "pooling": setup.pooling, "steps": setup.steps,
         },
         "tasks": {name: lab.task(name).to_json() for name in tasks},
         "written": datetime.now(UTC).isoformat(timespec="seconds"),

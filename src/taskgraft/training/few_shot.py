@@ -46,7 +46,7 @@ class FewShot:
     deviation: float | None
     like: list[str | None]  # the trained task that each run started from
     losses: list[dict[str, float]]  # of the trained tasks on the examples, where they were compared
-    drift: dict[str, dict[str, float]]  # what the first run's shared weights would do to the other tasks' outputs
+    drift: dict[str, dict[str, float]]  # what the first run's shared weights would do to the others, if it was asked
     runs: list[Run] = field(repr=False)
     joint: Joint = field(repr=False)  # all tasks and the new one, with the first run's shared weights
 
@@ -68,6 +68,7 @@ def few_shot(
     settings: Settings | None = None,
     run: str | PathLike[str] | None = None,
     progress: Progress | bool | None = None,
+    drift: bool = True,
     **changes: Any,
 ) -> FewShot:
     """Add a task to trained ones from `rows` examples of its training split, and measure it on its test split.
@@ -75,13 +76,14 @@ def few_shot(
     `like` names the trained task to start from. `tune="all"` trains what tasks share too (hypernetwork, norms, or the
     fine-tuned backbone); "own" the new task's embedding or adapter, and head, alone. Each seed draws its own examples.
     No validation rows are used. The trained tasks are not touched: the new one comes back as a graft of its own.
+    `drift` asks what the trained tasks would say with the new shared weights, which takes two passes over the examples.
     """
     joint = joint if isinstance(joint, Joint) else load_joint(joint)
     seeds = range(seeds) if isinstance(seeds, int) else seeds
     check(joint, task, rows, like, tune, seeds, backbone)
     base = changed(settings, changes)
     found = [
-        transfer(backbone, joint, task, rows, like, tune, replace(base, seed=seed), run, progress, watch=number == 0)
+        transfer(backbone, joint, task, rows, like, tune, replace(base, seed=seed), run, progress, drift and not number)
         for number, seed in enumerate(seeds)
     ]
     runs = [each.run for each in found]

@@ -16,7 +16,7 @@ from taskgraft.nn.heads import LOSSES
 from taskgraft.tasks.wording import Wording
 from taskgraft.training.batches import evaluation_batches
 from taskgraft.training.parts import Part
-from taskgraft.training.predict import Logits, logits_of
+from taskgraft.training.predict import Logits, evaluated_rows, logits_of
 from taskgraft.training.settings import Settings
 from taskgraft.training.written import greedy, label_scores
 
@@ -46,7 +46,7 @@ def losses_of(model: Any, joint: Joint, part: Part, settings: Settings, device: 
 def written_loss(model: Any, task: str, part: Part, settings: Settings, device: torch.device) -> float:
     encoded = part.encoded["train"]
     total = 0.0
-    for some in evaluation_batches(encoded.lengths, 2 * settings.batch_size):
+    for some in evaluation_batches(encoded.lengths, evaluated_rows(settings.batch_size, device)):
         inputs, labels = encoded.batch(some.tolist(), device)
         assert labels is not None
         before = model.prepare_decoder_input_ids_from_labels(labels=labels)
@@ -61,7 +61,7 @@ def features_of(model: Any, task: str, part: Part, settings: Settings, device: t
     grafts, encoded = grafts_of(model), part.encoded["train"]
     pooling = grafts.require(task).method.pooling or "mean"
     found: npt.NDArray[np.float64] = np.empty((len(encoded), grafts.width))
-    for some in evaluation_batches(encoded.lengths, 2 * settings.batch_size):
+    for some in evaluation_batches(encoded.lengths, evaluated_rows(settings.batch_size, device)):
         inputs, _ = encoded.batch(some.tolist(), device)
         with rows(model, task):
             hidden = model(**inputs, output_hidden_states=True).hidden_states[-1]
@@ -100,7 +100,7 @@ def outputs_of(
 ) -> Outputs:
     """What each trained task, on the model, says of the new task's training rows: probabilities, numbers or texts."""
     model.eval()
-    encoded, size = part.encoded["train"], 2 * settings.batch_size
+    encoded, size = part.encoded["train"], evaluated_rows(settings.batch_size, device)
     found: Outputs = {}
     for task, member in joint.tasks.items():
         if member.head is not None:
