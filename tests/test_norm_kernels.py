@@ -273,4 +273,8 @@ def test_when_the_kernel_is_used() -> None:
         assert norm_kernel_for(base, given, own, "triton") == "eager"
     with torch.autocast("cpu", torch.bfloat16):
         assert norm_kernel_for(base, x.bfloat16(), weight, "triton") == "triton"
-        assert norm_kernel_for(LlamaRMSNorm(32), x, weight, "triton") == "eager", "it casts by itself"
+        half = LlamaRMSNorm(32).bfloat16()
+        assert norm_kernel_for(half, x.bfloat16(), weight.bfloat16(), "triton") == "eager", "it casts by itself"
+        for base in (LlamaRMSNorm(32), T5LayerNorm(32)):  # in float32 there is nothing to cast
+            assert norm_kernel_for(base, x, weight, "triton") == "triton"
+            assert torch.equal(base(x), base.float()(x)) and base(x).dtype == torch.float32

@@ -6,6 +6,7 @@ not with those numbers.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -29,6 +30,7 @@ TASKS = (*GLUE, *TRANSFER)
 SIZES = (4, 16, 32, 100, 500, 1_000, 2_000)
 FEW = 100  # up to here a size counts for the claim
 JUDGED = 1_000  # test rows, drawn at random
+BATCH, STEPS = 32, 100  # of a run, at least; no fewer than three passes over the examples
 METHODS = (company.FULL, company.DAGGER, company.PLUS)
 
 
@@ -86,7 +88,8 @@ def run(lab: Lab) -> Report:
         sections += [f"## {title}\n", sentence, markdown_table(header, rows)]
         record["remapped" if control else "published"] = {"wins": wins, "sentence": sentence}
     sections.append(
-        f"Mean ± deviation over {len(seeds)} seeds, each with examples of its own; at most {JUDGED:,} test rows.\n"
+        f"Mean ± deviation over {len(seeds)} seeds, each with examples of its own; at most {JUDGED:,} test rows; batches of "
+        f"{BATCH}, {STEPS} steps or three passes over the examples, whichever is more.\n"
     )
     common = [size for size in SIZES if all(size in sizes[task] for task in new)]
     curves = {
@@ -163,7 +166,8 @@ def result_of(lab: Lab, shot: Shot) -> Record:
 
 def transferred(lab: Lab, shot: Shot) -> Record:
     task = judged_on(lab.task(shot.task), JUDGED)
-    settings = replace(shot.start.settings, epochs=lab.setup.epochs, epoch_steps=None, batch_size=16, warmup=0.1)
+    passes = lab.setup.epochs or max(3, math.ceil(STEPS / math.ceil(shot.rows / BATCH)))
+    settings = replace(shot.start.settings, epochs=passes, epoch_steps=None, batch_size=BATCH, warmup=0.1)
     try:
         found = few_shot(
             lab.backbone, lab.joint(shot.start), remapped(task) if shot.remapped else task, shot.rows,

@@ -61,7 +61,7 @@ class Setup:
     seeds: int = 3
     epochs: int | None = None  # at most
     trials: int | None = None  # of each method and task, at most
-    steps: int = 4_000  # of a run of several tasks together
+    steps: int = 3_000  # of a run of several tasks together
     tasks: tuple[str, ...] = ()  # of the experiment's own, if not all
     configurations: int = 200  # of the search without a backbone
     workers: int = 1  # processes that share the device

@@ -64,9 +64,10 @@ def norm_kernel_for(base: nn.Module, x: Tensor, weight: Tensor, choice: Kernel) 
     """The fused kernel on a GPU, where it follows the module's own casts; else torch's operations."""
     if choice == "eager" or x.dim() < 3 or torch.compiler.is_compiling() or not (x.is_cuda or choice == "triton"):
         return "eager"
-    casts = torch.is_autocast_enabled(x.device.type) and not isinstance(base, nn.LayerNorm)
+    autocast = torch.is_autocast_enabled(x.device.type)
+    casts = autocast and not isinstance(base, nn.LayerNorm) and x.dtype != torch.float32
     known = weight.dtype in (torch.float16, torch.bfloat16, torch.float32)
-    same = x.dtype == weight.dtype or (isinstance(base, nn.LayerNorm) and torch.is_autocast_enabled(x.device.type))
+    same = x.dtype == weight.dtype or (isinstance(base, nn.LayerNorm) and autocast)
     return "triton" if known and same and not casts and x.shape[-1] <= MOST_WIDTH and has_triton() else "eager"
 
 

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from taskgraft.backbones.fused import fused
 from taskgraft.backbones.graphs import forget_recordings, recorded
 from taskgraft.errors import Diverged, GraftError
 from taskgraft.nn.bank import corner
@@ -94,7 +95,7 @@ class Loop:
         self._since = time.perf_counter()
         self.model.train()
         try:
-            with self._interrupts as interrupts, recorded(self.model):
+            with self._interrupts as interrupts, recorded(self.model), fused(self.model):
                 while self._settle(watch):
                     if self.team.size > 1 or not interrupts.asked:
                         self._step(watch)
