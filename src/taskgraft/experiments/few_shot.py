@@ -88,8 +88,8 @@ def run(lab: Lab) -> Report:
         sections += [f"## {title}\n", sentence, markdown_table(header, rows)]
         record["remapped" if control else "published"] = {"wins": wins, "sentence": sentence}
     sections.append(
-        f"Mean ± deviation over {len(seeds)} seeds, each with examples of its own; at most {JUDGED:,} test rows; batches of "
-        f"{BATCH}, {STEPS} steps or three passes over the examples, whichever is more.\n"
+        f"Mean ± deviation over {len(seeds)} seeds, each with examples of its own; at most {JUDGED:,} test rows; "
+        f"batches of {BATCH}, {STEPS} steps or three passes over the examples, whichever is more.\n"
     )
     common = [size for size in SIZES if all(size in sizes[task] for task in new)]
     curves = {
