@@ -440,7 +440,7 @@ def test_a_pass_that_does_not_fit_into_memory_is_made_smaller(
     for name, run in found.items():
         assert_same(run, singles[name])
     fitting = 20
-    with pytest.raises(tg.GraftError, match="out of memory with batches of 16 texts of up to 128 tokens: halve"):
+    with pytest.raises(tg.GraftError, match="out of memory with batches of 16 texts of up to 40 tokens: halve"):
         tg.fit_many(backbone(), trials, progress=False)
 
 

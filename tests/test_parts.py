@@ -185,3 +185,16 @@ def test_what_cannot_be_put_into_words_is_refused(kind: str) -> None:
     with pytest.raises(tg.GraftError, match=f"a task of kind '{kind}' cannot be put into words"):
         tg.fit(backbone, tiny.task(kind, 12), tg.Adapter(size=4), **FAST)
     assert not hasattr(backbone.model, "taskgraft")
+
+
+def test_settings_of_a_run_ask_for_no_more_tokens_than_the_backbone_reads() -> None:
+    backbone = tiny.backbone()
+    most = min(backbone.model.config.max_position_embeddings, backbone.tokenizer.model_max_length)
+    run = tg.fit(backbone, tiny.task("classification", 24), tg.Adapter(size=8), **{**FAST, "max_length": 100_000})
+    assert run.settings.max_length == most < 100_000
+    backbone.tokenizer.model_max_length = 7
+    try:
+        run = tg.fit(backbone, tiny.task("classification", 24), tg.Adapter(size=8), **{**FAST, "max_length": 100_000})
+    finally:
+        backbone.tokenizer.model_max_length = most
+    assert run.settings.max_length == 7 and run.cut["train"] > 0

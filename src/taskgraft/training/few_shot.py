@@ -25,7 +25,7 @@ from taskgraft.grafts.joint import BACKBONE, SHARED, Joint, Member, add_joint, l
 from taskgraft.names import check_task_name
 from taskgraft.tasks.task import Task
 from taskgraft.training.fit import Run, run_of
-from taskgraft.training.parts import Part, part_of
+from taskgraft.training.parts import Part, part_of, settled
 from taskgraft.training.progress import Progress
 from taskgraft.training.related import drift_of, losses_of, outputs_of
 from taskgraft.training.session import backbone_parameters, changed, device_of, trained
@@ -161,8 +161,7 @@ def transfer(
     count = task.split("train").num_rows
     steps = math.ceil(math.ceil(count / settings.batch_size) / settings.accumulation)
     epochs = settings.epochs or max(3, math.ceil(STEPS / steps))
-    has_heads = not model.config.is_encoder_decoder
-    settings = replace(settings, epochs=epochs).resolved(method, task.kind, count, has_heads=has_heads)
+    settings = settled(replace(settings, epochs=epochs), backbone, method, task.kind, count)
     device = device_of()
     part = part_of(backbone, task, settings, device, prefix=method.trains_backbone)
     model.to(device)

@@ -18,7 +18,7 @@ from taskgraft.tasks.metrics import score_of
 from taskgraft.tasks.task import Task
 from taskgraft.training.course import Course
 from taskgraft.training.joint import JointRun, fit_joint
-from taskgraft.training.parts import Part, part_of
+from taskgraft.training.parts import Part, part_of, settled
 from taskgraft.training.predict import Prediction
 from taskgraft.training.progress import Progress
 from taskgraft.training.session import backbone_parameters, changed, device_of, mounted, trained
@@ -125,8 +125,7 @@ def fit(
         return fit_joint(backbone, task, method, settings=settings, run=run, progress=progress, track=track)
     method = Adapter() if method is None else method
     check_task_name(task.name)
-    writes = bool(backbone.model.config.is_encoder_decoder)
-    settings = settings.resolved(method, task.kind, task.split("train").num_rows, has_heads=not writes)
+    settings = settled(settings, backbone, method, task.kind, task.split("train").num_rows)
     total = backbone_parameters(backbone.model)
     part = part_of(backbone, task, settings, device_of(several=True), prefix=method.trains_backbone)
     mount = mounted(backbone.model, {task.name: part.head}, method, settings.seed)

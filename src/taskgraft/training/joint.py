@@ -16,7 +16,7 @@ from taskgraft.names import check_task_name
 from taskgraft.tasks.metrics import score_of
 from taskgraft.tasks.task import Task
 from taskgraft.training.course import Course
-from taskgraft.training.parts import Part, part_of
+from taskgraft.training.parts import Part, part_of, settled
 from taskgraft.training.predict import Prediction
 from taskgraft.training.progress import Progress
 from taskgraft.training.session import backbone_parameters, changed, device_of, mounted, trained
@@ -69,7 +69,7 @@ def fit_joint(
     kinds = {task.kind for task in tasks}
     model, device = backbone.model, device_of(several=True)
     kind = "spans" if "spans" in kinds else tasks[0].kind
-    settings = settings.resolved(method, kind, rows, has_heads=not model.config.is_encoder_decoder)
+    settings = settled(settings, backbone, method, kind, rows)
     total = backbone_parameters(model)
     parts = [part_of(backbone, task, settings, device, prefix=method.trains_backbone) for task in tasks]
     known_as = identity(model, backbone.name)

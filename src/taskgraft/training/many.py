@@ -29,7 +29,7 @@ from taskgraft.training.ended import read_run, write_run
 from taskgraft.training.fit import Run, run_of
 from taskgraft.training.loop import Lane, Loop
 from taskgraft.training.optim import AdamW
-from taskgraft.training.parts import Part, part_of
+from taskgraft.training.parts import Part, part_of, settled
 from taskgraft.training.passes import lanes_that_fit, tokens_that_fit
 from taskgraft.training.predict import evaluated_rows
 from taskgraft.training.progress import ManyProgress, many_progress_for
@@ -148,8 +148,7 @@ def made_ready(
     model, found, parts = backbone.model, list[Ready](), dict[tuple[Any, ...], Part]()
     for number, trial in enumerate(trials):
         task, method = trial.task, trial.method
-        rows, writes = task.split("train").num_rows, bool(model.config.is_encoder_decoder)
-        settings = trial.settings.resolved(method, task.kind, rows, has_heads=not writes)
+        settings = settled(trial.settings, backbone, method, task.kind, task.split("train").num_rows)
         same: tuple[Any, ...] = (id(task), settings.max_length, settings.balance_classes)
         if same not in parts:
             parts[same] = part_of(backbone, task, settings, device, prefix=False)

@@ -11,10 +11,11 @@ import torch
 from taskgraft.backbones.load import Backbone
 from taskgraft.errors import GraftError
 from taskgraft.grafts.fingerprint import POSITIONS_FROM_PAD
+from taskgraft.methods import Method
 from taskgraft.nn.heads import Head
 from taskgraft.tasks.task import Task
 from taskgraft.tasks.wording import Wording
-from taskgraft.training.encode import Encoded, encode
+from taskgraft.training.encode import Encoded, encode, usable_length
 from taskgraft.training.predict import Prediction, cache_features, evaluated_rows, judged, predictions
 from taskgraft.training.settings import Settings
 from taskgraft.training.targets import Targets
@@ -93,7 +94,7 @@ def part_of(backbone: Backbone, task: Task, settings: Settings, device: torch.de
     head = head_of(task, backbone)
     wording = Wording.of(task, prefix) if head is None else None
     assert settings.max_length is not None
-    limit = min(settings.max_length, positions(backbone.model.config))
+    limit = min(settings.max_length, longest(backbone))
     tables = {split: table for split, table in task.splits.items() if table.num_rows}
     kind = task.kind
     if wording is not None:
@@ -107,6 +108,18 @@ def part_of(backbone: Backbone, task: Task, settings: Settings, device: torch.de
     elif settings.balance_classes:
         raise GraftError(f"balance_classes is for tasks with heads, and {backbone.name} writes its answers.")
     return Part(task, head, wording, encoded, targets)
+
+
+def settled(settings: Settings, backbone: Backbone, method: Method, kind: str, rows: int) -> Settings:
+    """Settings with nothing left open for a run on a backbone, and no longer texts than it reads."""
+    known = settings.resolved(method, kind, rows, has_heads=not backbone.model.config.is_encoder_decoder)
+    assert known.max_length is not None
+    return replace(known, max_length=min(known.max_length, longest(backbone)))
+
+
+def longest(backbone: Backbone) -> int:
+    """How many tokens a backbone reads at most."""
+    return min(positions(backbone.model.config), usable_length(backbone.tokenizer))
 
 
 def head_of(task: Task, backbone: Backbone) -> Head | None:
