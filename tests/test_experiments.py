@@ -360,6 +360,7 @@ def test_tasks_in_company_are_learned_in_one_run_and_count_by_their_metrics(setu
         runs = found.cell("a", task).runs
         assert [len(run["answers"]) for run in runs] == [made.task(task).split("test").num_rows] * 2
         assert runs[0]["trained"] == found.records[0]["trained"] // 2
+        assert max(runs[0]["curve"]) == found.records[0]["validation"]
     columns = [company.mean_of(found, "a", *column) for column in company.columns_of(made, tasks)]
     assert len(columns) == 3 and found.average("a") == pytest.approx(sum(columns) / 3)
     assert found.average("a") == pytest.approx(sum(run["test"] for run in found.records) / 2)

@@ -378,6 +378,7 @@ def outcome_together(company: Sequence[Task], run: JointRun) -> Record:
         **dict.fromkeys(OUTCOME),
         "validation": chosen["score"], "test": run.score, "trained": run.trained, "seconds": run.seconds,
         "steps": run.steps, "epoch": run.epoch, "answers": [], "tasks": each,
+        "curve": [line["score"] for line in run.history],  # of validation
         "embeddings": {name: vector.tolist() for name, vector in run.joint.embeddings().items()}
         if isinstance(run.method, HyperFormer) else {},
     }  # fmt: skip
