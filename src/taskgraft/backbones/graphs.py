@@ -41,6 +41,7 @@ class Graphed:
         self._pool: Any = None
         self.parameters: dict[str, Tensor] = {}  # that learn
         self._gradients: dict[str, Tensor] = {}  # where backward passes add up, by parameter
+        self._received: dict[Hashable, Tensor] = {}  # where a backward pass begins, by name and shape of an output
         self.refused: str | None = None  # why this model cannot be recorded
         self.latest: object = None  # the call whose backward pass may come
 
@@ -85,7 +86,7 @@ class Graphed:
         """Drop all recordings and give their memory back."""
         self.recordings.clear()
         self._seen.clear()
-        self._gradients = {}
+        self._gradients, self._received = {}, {}
         self._pool = self.latest = None
 
     def _key(self, draft: Draft, inputs: dict[str, Tensor], options: dict[str, Any]) -> Hashable:
@@ -103,6 +104,13 @@ class Graphed:
         """The memory that recordings share: only one of them is between its forward and its backward pass."""
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         return self._pool
+
+    def received(self, name: str, output: Tensor) -> Tensor:
+        """Memory for the gradient of an output. Recordings share it, since only one of them is on its way back."""
+        key = name, output.shape, output.dtype
+        if key not in self._received:
+            self._received[key] = torch.zeros_like(output)
+        return self._received[key]
 
     @torch.no_grad()
     def gradients(self, reached: Iterable[str]) -> dict[str, Tensor]:
@@ -196,7 +204,7 @@ class Recording:
         if not all(isinstance(value, Tensor) for value in self.results.values()):
             raise GraftError(f"a graphed call gives tensors, and {list(self.results)} are more: call the model itself.")
         self.learns = [name for name, value in self.results.items() if value.requires_grad]
-        self.received = [torch.zeros_like(self.results[name]) for name in self.learns]
+        self.received = [graphed.received(name, self.results[name]) for name in self.learns]
         if self.learns:
             self.backward = torch.cuda.CUDAGraph()
             gradients = graphed.gradients(self.reached)
