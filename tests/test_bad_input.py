@@ -139,6 +139,9 @@ def test_a_random_pooler_is_refused(tmp_path: Path) -> None:
 def test_backbones_that_cannot_be_loaded(tmp_path: Path) -> None:
     with pytest.raises(tg.GraftError, match="could not be loaded"):
         tg.load_backbone(tmp_path / "nothing")
+    hf.BertModel(hf.BertConfig(**SMALL)).save_pretrained(tmp_path / "wordless")
+    with pytest.raises(tg.GraftError, match="has a tokenizer without words: put the model's own files beside it"):
+        tg.load_backbone(tmp_path / "wordless")
     hf.ViTConfig().save_pretrained(tmp_path)
     with pytest.raises(tg.GraftError, match="'vit' has no row"):
         tg.load_backbone(tmp_path)

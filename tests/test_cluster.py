@@ -475,7 +475,7 @@ def test_a_stream_that_is_stopped_or_has_a_bad_task_keeps_the_others(tmp_path: P
         (["a.csv", "--worker-cpus", "2"], "name it with --ray"),
         (
             ["a.csv", "--ray", "auto", "--from", "grafts/x"],
-            "--from takes one new task, by the method",
+            "--from starts one new task",
         ),
         (["a.csv", "--ray", "127.0.0.1:9"], "there is no Ray cluster at '127.0.0.1:9'"),
         (["a.csv", "a.csv", "--each"], "two tasks are called 'a'"),
@@ -536,3 +536,17 @@ def test_the_guides_python_runs(machines: Any, tmp_path: Path, monkeypatch: pyte
         exec(compile(snippet.replace('"auto"', repr(machines.address)), "cluster.md", "exec"), scope)
     assert tg.Store("grafts").names() == ["complaints", "reviews", "spam", "tweets"]
     assert scope["trained"]["reviews"].worker and set(scope["found"].tasks) == {"reviews", "tweets", "complaints"}
+
+
+def test_wrong_arguments_are_sentences(tmp_path: Path) -> None:
+    backbone, task = tiny.backbone(), tiny.task(count=20)
+    for given, said in (
+        ((None, [task]), "is no backbone"),
+        ((backbone, task), "no list of tasks"),
+        ((backbone, []), "no list of tasks"),
+        ((backbone, [task], "adapter-64"), "'adapter-64' is no method"),
+        ((backbone, [task], tg.HyperFormer()), "train them together"),
+    ):
+        with pytest.raises(tg.GraftError, match=said):
+            cluster.train(given[0], given[1], tmp_path, *given[2:])  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())

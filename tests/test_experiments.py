@@ -144,7 +144,7 @@ def test_the_same_command_again_repeats_no_run(data: Path, backbone: str, result
         (["nothing"], "the experiment 'nothing' is unknown: use one of glue"),
         (["glue", "--tasks", "cola,poetry"], "task 'poetry' is not in this experiment"),
         (["glue", "--rows", "-1"], "Invalid value for '--rows'"),
-        (["glue", "--pooling", "sum"], "pooling='sum' is unknown"),
+        (["glue", "--pooling", "sum"], "--pooling sum is unknown"),
     ],
 )
 def test_what_is_refused(words: list[str], said: str, data: Path, backbone: str, tmp_path: Path) -> None:

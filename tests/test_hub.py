@@ -188,7 +188,7 @@ def test_offline_from_the_cache(hub: Hub, saved: Path, tmp_path: Path, monkeypat
     advice = "is not in the cache, and the Hub is not to be asked: pull it once with the network"
     refused(f"'me/tone' {advice}", lambda: tg.pull("me/tone", tmp_path / "second"), tmp_path / "second")
     refused(f"'me/spam' at 'v2' {advice}", lambda: tg.pull("me/spam", tmp_path / "second", revision="v2"))
-    refused("could not be used for repository 'me/spam' .*offline mode", lambda: tg.push(saved / "spam", "me/spam"))
+    refused("HF_HUB_OFFLINE is set, so nothing can be pushed", lambda: tg.push(saved / "spam", "me/spam"))
 
 
 def test_a_hub_that_does_not_answer_is_not_replaced_by_the_cache(hub: Hub, saved: Path, tmp_path: Path) -> None:
@@ -441,3 +441,17 @@ def test_an_adapter_is_taken_from_the_hub(hub: Hub, tmp_path: Path) -> None:
         tg.import_adapterhub(model, "ukp/other")
     with pytest.raises(tg.GraftError, match="there is no repository 'ukp/none'"):
         tg.import_adapterhub(model, "ukp/none")
+
+
+def test_wrong_arguments_are_sentences_before_the_hub_is_asked(saved: Path, tmp_path: Path) -> None:
+    for given, said in (
+        (lambda: tg.push(saved / "spam", None), "no name of a repository"),
+        (lambda: tg.push(None, "me/spam"), "no saved graft"),
+        (lambda: tg.pull("", tmp_path), "no name of a repository"),
+        (lambda: tg.pull("me/spam", tmp_path, revision=5), "no branch, tag or commit"),
+        (lambda: tg.pull("me/spam", tmp_path, revision=""), "no branch, tag or commit"),
+        (lambda: tg.pull("me/spam", tmp_path, name="../x"), "cannot be used"),
+        (lambda: tg.pull("me/spam", None), "no store"),
+    ):
+        with pytest.raises(tg.GraftError, match=said):
+            given()  # type: ignore[no-untyped-call]

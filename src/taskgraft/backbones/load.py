@@ -49,6 +49,8 @@ def load_backbone(name: str | Path | None = None, *, head: bool | None = None, *
             raise
         reason = str(error).strip().splitlines()[0]
         raise GraftError(f"backbone {source!r} could not be loaded: {reason}") from error
+    if len(tokenizer) <= len(set(tokenizer.all_special_tokens)):  # what Transformers makes of no files
+        raise GraftError(f"backbone {source!r} has a tokenizer without words: put the model's own files beside it.")
     model.eval()
     return Backbone(model, tokenizer, EMBEDDED_NAME if name is None else str(name))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Annotated
 
@@ -40,10 +41,12 @@ def import_(
     head: Annotated[bool, typer.Option("--head/--no-head", help="With its prediction head, if there is one.")] = True,
     json: Json = False,
 ) -> None:
-    """Take an adapter that `adapters` saved into the store, as a task."""
+    """Take an adapter that `adapters` saved into the store, as a task, or as a new version of the one of its name."""
     from taskgraft.grafts.adapterhub.reading import located, read_adapterhub, read_config
     from taskgraft.grafts.adapterhub.table import CONFIG
+    from taskgraft.grafts.graft import add_graft
     from taskgraft.grafts.store import Store
+    from taskgraft.training.written import writes
 
     output = Output(json)
     silence()
@@ -53,9 +56,12 @@ def import_(
         raise GraftError(f"{source} does not say which backbone it is for: name it with --backbone.")
     loaded = backbone_for(str(record.get("name")), {"name": record.get("model_name")}, backbone)
     graft = read_adapterhub(loaded.model, folder, name, head=head)
+    add_graft(loaded.model, graft)  # or it does not fit, and is not stored
     version = Store(store).put(graft)
     kind = "no head" if graft.head is None else graft.head.kind
     output.say(f"{graft.name}: version {version} in {store}, {graft.parameters:,} parameters, {kind}.")
+    if graft.head is None and not writes(loaded.model):
+        output.say("Without a head it has no answers of its own: it is for tg.add_graft, and for `export`.")
     output.finish({"task": graft.name, "version": version, "parameters": graft.parameters, "head": kind})
 
 
@@ -80,17 +86,23 @@ def export(
 ) -> None:
     """Write a task as a folder that `adapters` reads."""
     from taskgraft.grafts.adapterhub.writing import write_adapterhub
-    from taskgraft.grafts.graft import Graft, materialise
+    from taskgraft.grafts.graft import Graft, add_graft, materialise
     from taskgraft.grafts.joint import add_joint
 
     output = Output(json)
     found = task_named(store, name, version)
     graft = found if isinstance(found, Graft) else found.graft
     loaded = backbone_for(name, graft.backbone, backbone)
-    if not isinstance(found, Graft):
+    if isinstance(found, Graft):
+        add_graft(loaded.model, graft)  # or it is not this backbone's
+    else:
         add_joint(loaded.model, found.joint, [found.name])
         graft = materialise(loaded.model, found.name, backbone=graft.backbone["name"])
-    write_adapterhub(loaded.model, graft, folder, drop_norms=drop_norms, drop_head=drop_head)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        write_adapterhub(loaded.model, graft, folder, drop_norms=drop_norms, drop_head=drop_head)
     written = sorted(path.name for path in folder.iterdir())
     output.say(f"{graft.name}: written to {folder} ({', '.join(written)}).")
+    for warning in said:
+        output.say(f"Note: {warning.message}")
     output.finish({"task": graft.name, "folder": str(folder), "files": written})

@@ -29,7 +29,9 @@ def push(
     name: Name,
     repo: Repo,
     store: StoreFolder = Path("grafts"),
-    private: Annotated[bool, typer.Option("--private", help="If the repository is new, keep it to yourself.")] = False,
+    private: Annotated[
+        bool, typer.Option("--private", help="Keep it to yourself; refused if the repository is public.")
+    ] = False,
     message: Annotated[str | None, typer.Option(help="Of the commit.", show_default="name and version")] = None,
     json: Json = False,
 ) -> None:

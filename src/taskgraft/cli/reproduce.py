@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
@@ -13,6 +13,7 @@ from taskgraft.cli.compare import make
 from taskgraft.cli.options import BackboneName, Json
 from taskgraft.errors import GraftError, Stopped
 from taskgraft.experiments.names import EXPERIMENTS
+from taskgraft.methods import Pooling
 
 SIZE = "How much"
 LIST = "".join(f"  {row.name:<16}{row.says}\n" for row in EXPERIMENTS.values())
@@ -69,6 +70,8 @@ def reproduce(
     if name not in EXPERIMENTS:
         raise GraftError(f"the experiment {name!r} is unknown: use one of {', '.join(EXPERIMENTS)}.")
     experiment = EXPERIMENTS[name]
+    if pooling is not None and pooling not in get_args(Pooling):
+        raise GraftError(f"--pooling {pooling} is unknown: use {', '.join(get_args(Pooling))}.")
 
     from taskgraft.experiments.lab import Lab, RunsDone, Setup
     from taskgraft.experiments.report import write
@@ -80,7 +83,6 @@ def reproduce(
         chosen |= {"rows": None, "backbone": backbone or experiment.paper_backbone}
         chosen["pooling"] = pooling or "pooler"
     folder = out / name
-    make(folder)
     setup = Setup(
         runs=out / "runs", data=data_dir, epochs=epochs, trials=trials, configurations=configurations,
         steps=steps or (2**18 if full else Setup.steps), protocol=experiment.protocol,
@@ -90,6 +92,7 @@ def reproduce(
     lab = Lab(setup)
     module = importlib.import_module(experiment.module)
     lab.chosen(module.TASKS)  # or it is told why there are none
+    make(folder)
     if missing := lab.missing(module.TASKS):
         output.say(f"Not at hand, and left out: {', '.join(missing)}.")
     try:

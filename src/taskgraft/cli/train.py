@@ -82,8 +82,8 @@ def train(
     method: Annotated[
         str | None,
         typer.Option(
-            help="adapter-SIZE, paper-SIZE (adapters as published), norms, head, or head-HIDDEN; "
-            "for several tasks also hyperformer, hyperformer++, dagger, full.",
+            help="adapter-SIZE, paper-SIZE (adapters as published), seq_bn, double_seq_bn or par_bn (as the AdapterHub "
+            "has them), norms, head, or head-HIDDEN; for several tasks also hyperformer, hyperformer++, dagger, full.",
             show_default="adapter-64; for several hyperformer++-64, or hyperformer++ on T5",
         ),
     ] = None,
@@ -105,7 +105,10 @@ def train(
     settings = Settings(**chosen)
     if few != FewShotOptions():
         if len(sources) > 1 or method is not None or track is not None or each or cluster != OnRay():
-            raise GraftError("--from takes one new task, by the method that the trained ones have, untracked, here.")
+            raise GraftError(
+                "--from starts one new task from tasks that were trained together, by their method: give one file, and "
+                "leave --method, --track, --each and --ray out."
+            )
         check_alone(together)
         add_from_few(output, task_from(sources[0], columns, reading, splits, name), few, settings, store, backbone)
     elif each or cluster != OnRay():

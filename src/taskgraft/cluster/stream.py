@@ -21,7 +21,7 @@ from taskgraft.errors import GraftError, Stopped
 from taskgraft.grafts.fingerprint import fingerprint
 from taskgraft.grafts.graft import Graft
 from taskgraft.grafts.store import Store
-from taskgraft.methods import Adapter, Method
+from taskgraft.methods import Adapter, HyperFormer, Method
 from taskgraft.names import check_task_name
 from taskgraft.tasks.task import Task
 from taskgraft.training.compare import content_hash
@@ -67,6 +67,8 @@ def train(
     call again trains only what is not in the store. A task that fails does not hold up the others: an error in the end
     names it. `changes` are settings.
     """
+    if not isinstance(backbone, Backbone):
+        raise GraftError(f"{backbone!r} is no backbone: load one with tg.load_backbone(...).")
     device_of()
     method, settings = Adapter() if method is None else method, changed(settings, changes)
     store = store if isinstance(store, Store) else Store(store)
@@ -109,8 +111,12 @@ def tell(listener: Callable[[Trained], Any] | None, trained: Trained) -> None:
 
 def check(tasks: Sequence[Task], method: Method, store: Store) -> None:
     """Refuse, before anything is trained, what could not be trained alone or stored afterwards."""
-    if not tasks:
-        raise GraftError("there are no tasks to train: give one or more.")
+    if isinstance(tasks, Task | str) or not tasks:
+        raise GraftError("there is no list of tasks to train: give one, with one or more tasks.")
+    if not isinstance(method, Method):
+        raise GraftError(f"{method!r} is no method: give one such as tg.Adapter(size=64).")
+    if isinstance(method, HyperFormer):
+        raise GraftError("HyperFormer shares what tasks learn, and each is trained alone here: train them together.")
     if method.trains_backbone:
         raise GraftError(f"method {method.name!r} changes the backbone itself, so there is no graft of it to keep.")
     for task in tasks:
@@ -118,7 +124,7 @@ def check(tasks: Sequence[Task], method: Method, store: Store) -> None:
             raise GraftError(f"{task!r} is not a task: read one with tg.load_task(...).")
         check_task_name(task.name)
         if [other.name for other in tasks if isinstance(other, Task)].count(task.name) > 1:
-            raise GraftError(f"two tasks are called {task.name!r}: give each a name of its own.")
+            raise GraftError(f"two tasks are called {task.name!r}: give each a name, or its file one, of its own.")
         task.split("train")
         store.check_place(task.name)
 

@@ -146,6 +146,8 @@ class Lab:
         unknown = [name for name in self.setup.tasks if name not in names]
         if unknown:
             raise GraftError(f"task {unknown[0]!r} is not in this experiment: use {', '.join(names)}.")
+        if self.setup.data is not None and not self.setup.data.is_dir():
+            raise GraftError(f"--data-dir {self.setup.data} is no folder: name one of benchmark files.")
         missing = self.missing(names)
         if len(missing) == len(names):
             raise GraftError(f"none of the tasks of this experiment is in {self.setup.data}: {', '.join(names)}.")

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from taskgraft.backbones.banks import HEADS
 from taskgraft.backbones.frozen import base_prefix
+from taskgraft.backbones.load import EMBEDDED_NAME, source_of
 from taskgraft.errors import GraftError
 
 # Settings that leave the hidden states of the headless model as they are: labels and heads, dropout and initial
@@ -160,7 +161,8 @@ def hashes(settings: str, tensors: Mapping[str, Tensor]) -> tuple[str, str]:
 
 
 def backbone_name(model: Any) -> str:
-    return str(getattr(model.config, "_name_or_path", "") or type(model.base_model).__name__)
+    name = str(getattr(model.config, "_name_or_path", "") or type(model.base_model).__name__)
+    return EMBEDDED_NAME if source_of(name) is None else name
 
 
 def check_backbone(

@@ -27,6 +27,7 @@ from taskgraft.grafts import joint
 from taskgraft.grafts.graft import CARD, Graft, add_graft
 from taskgraft.grafts.joint import Joint, add_joint
 from taskgraft.grafts.store import Store, is_joint, read_either
+from taskgraft.names import check_task_name
 from taskgraft.reports.cards import card, published
 
 GRAFT, JOINT = (one.RECORD, one.TENSORS), (joint.RECORD, joint.TENSORS)
@@ -65,6 +66,11 @@ def push(
 
     The repository is made if there is none, and gets a model card. Where files lay on this machine stays here.
     """
+    check_words(repo)
+    if not isinstance(path, str | PathLike):
+        raise GraftError(f"{path!r} is no saved graft: save it, and give its folder STORE/NAME.")
+    if is_offline_mode():
+        raise GraftError("HF_HUB_OFFLINE is set, so nothing can be pushed: unset it.")
     place = Path(path)
     folder = Store(place.parent).locate(place.name).folder
     read_either(place.name, folder)
@@ -99,6 +105,11 @@ def pull(
     `revision` is a branch, a tag or a commit. The graft is known to be whole before the store is touched; with a
     `backbone` without tasks, it is also known to fit it. `local_files_only` (or HF_HUB_OFFLINE) asks the cache alone.
     """
+    check_words(repo, revision)
+    if name is not None:
+        check_task_name(name)
+    if not isinstance(store, str | PathLike):
+        raise GraftError(f"{store!r} is no store: give a folder.")
     folder = downloaded(repo, revision, token, local_files_only or is_offline_mode())
     what, own_name = whole(repo, folder)
     if backbone is not None:
@@ -106,6 +117,14 @@ def pull(
     called = own_name if name is None else name
     version = Store(store).put(replace(what, origin={"hub": repo, "commit": folder.name}), called)
     return Pulled(called, version, repo, folder.name)
+
+
+def check_words(repo: str, revision: str | None = None) -> None:
+    """Refuse, before the Hub is asked, what it has no names like."""
+    if not isinstance(repo, str) or not repo:
+        raise GraftError(f"{repo!r} is no name of a repository: use OWNER/NAME.")
+    if revision is not None and (not isinstance(revision, str) or not revision):
+        raise GraftError(f"revision {revision!r} is no branch, tag or commit: name one, or leave it out.")
 
 
 def client(token: str | bool | None) -> HfApi:
@@ -203,7 +222,7 @@ def sentence(error: Exception, repo: str, advice: str, revision: str | None, off
     if isinstance(error, RepositoryNotFoundError):
         return f"there is no repository {repo!r} on the Hub, or it is private: check its name, or {TOKEN}."
     if isinstance(error, RevisionNotFoundError):
-        return f"repository {repo!r} has no revision {revision!r}: name one of its branches, tags or commits."
+        return f"repository {repo!r} has no revision {revision or 'main'!r}: name one of its branches, tags or commits."
     if status_of(error) in (401, 403):
         return f"the Hub refuses access to repository {repo!r} ({reason(error)}): {TOKEN}."
     if offline:

@@ -39,6 +39,7 @@ from taskgraft.serving.residents import Residents
 from taskgraft.serving.turns import Turns
 from taskgraft.training.parts import positions
 from taskgraft.training.session import device_of
+from taskgraft.training.written import answers_nothing, writes
 
 log = logging.getLogger("taskgraft.serving")
 
@@ -227,6 +228,8 @@ class Engine:
             try:
                 version = self.library.find(one.question.task, one.number)
                 one.question = check(one.question, version)
+                if version.mode not in ("head", "scores") and not writes(self.model):
+                    raise Unreadable(answers_nothing(self.model, version.name))
             except Exception as error:
                 self._finish(one, error)
                 continue

@@ -34,6 +34,8 @@ def greedy(
     team: Team = ALONE,
 ) -> list[str]:
     """The text that the model gives for each row: greedy decoding, of at most as many tokens as a text may have."""
+    if not writes(model):
+        raise GraftError(answers_nothing(model, name))
     found: dict[int, str] = {}
     limit = encoded.limit if max_new_tokens is None else max_new_tokens
     for some in team.turns(evaluation_batches(encoded.lengths, batch_size)):
@@ -42,6 +44,17 @@ def greedy(
         found |= zip(some.tolist(), texts, strict=True)
     found = team.pooled(found)
     return [found[row] for row in range(len(encoded))]
+
+
+def writes(model: Any) -> bool:
+    return hasattr(model, "generate")
+
+
+def answers_nothing(model: Any, name: str) -> str:
+    return (
+        f"task {name!r} has no head and {type(model).__name__} does not write, so it has no answers of its own: import "
+        "or train it with a head, or read the model's output yourself (tg.add_graft)."
+    )
 
 
 def write(

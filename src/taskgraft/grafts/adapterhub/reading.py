@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from os import PathLike
@@ -59,6 +60,8 @@ def import_adapterhub(
     `source` is a folder, or a repository of the Hub (at a `revision`). `head=False` leaves its prediction head out.
     That the backbone's weights are those it was trained on is for the caller to know: it holds only their name.
     """
+    if not isinstance(source, str | PathLike):
+        raise GraftError(f"{source!r} is no folder of an adapter: give a path, or OWNER/NAME of the Hub.")
     graft = read_adapterhub(model, located(source, revision), name, head=head)
     add_graft(model, graft)
     return graft.name
@@ -77,6 +80,17 @@ def read_adapterhub(model: Any, folder: str | PathLike[str], name: str | None = 
     """The graft that an AdapterHub folder holds, for this backbone; nothing is put on it."""
     path = Path(folder)
     record = read_config(path / CONFIG)
+    try:
+        return graft_in(path, record, model, name, head)
+    except GraftError:
+        raise
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise GraftError(
+            f"{path} is not as `save_adapter` writes it ({type(error).__name__}: {error}): copy the adapter again."
+        ) from error
+
+
+def graft_in(path: Path, record: Mapping[str, Any], model: Any, name: str | None, head: bool) -> Graft:
     model_type = check_family(model)
     for key, own in (("model_type", model_type), ("hidden_size", model.config.hidden_size)):
         if record.get(key, own) not in (own, None):
@@ -111,7 +125,12 @@ def read_config(path: Path) -> dict[str, Any]:
         raise GraftError(f"{path.parent} has no {path.name}: name the folder that `save_adapter` wrote.") from error
     except (OSError, ValueError, RecursionError) as error:
         raise GraftError(f"{path} could not be read: {error}.") from error
-    if not isinstance(record, dict) or not isinstance(record.get("config"), dict | None):
+    if isinstance(record, dict) and "peft_type" in record:
+        raise GraftError(
+            f"{path.parent} is a {record['peft_type']} of peft, and only bottleneck adapters that `adapters` saved can "
+            "be imported: train the task here."
+        )
+    if not isinstance(record, dict) or not isinstance(record.get("config"), dict | None) or "model_class" not in record:
         raise GraftError(f"{path} is not a configuration of the AdapterHub: copy the adapter again.")
     return record
 
@@ -120,16 +139,30 @@ def read_tensors(folder: Path, safe: str, pickled: str) -> dict[str, Tensor]:
     """Safetensors, or the older pickle, of which nothing but tensors is read."""
     try:
         if (folder / safe).is_file():
-            return safetensors.torch.load_file(folder / safe)
-        loaded = torch.load(folder / pickled, map_location="cpu", weights_only=True)
+            return checked(folder, safetensors.torch.load_file(folder / safe))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # on what the file holds, of which nothing runs
+            loaded = torch.load(folder / pickled, map_location="cpu", weights_only=True)
+    except GraftError:
+        raise
     except FileNotFoundError as error:
         raise GraftError(f"{folder} has neither {safe} nor {pickled}: copy the adapter again.") from error
     except Exception as error:  # what readers raise of broken files is of many types
+        if type(error).__name__ == "UnpicklingError":  # with advice to let the file run code
+            raise GraftError(f"{pickled} in {folder} holds more than tensors, or is broken: it is not read.") from error
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise GraftError(f"the weights in {folder} could not be read ({reason}): copy the adapter again.") from error
     if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
         raise GraftError(f"{pickled} in {folder} holds other things than tensors: copy the adapter again.")
-    return {str(key): value for key, value in loaded.items()}
+    return checked(folder, {str(key): value for key, value in loaded.items()})
+
+
+def checked(folder: Path, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Refuse what is no weight."""
+    for name, value in tensors.items():
+        if not value.is_floating_point() or not value.isfinite().all():
+            raise GraftError(f"{name!r} in {folder} is not a tensor of finite numbers: copy the adapter again.")
+    return tensors
 
 
 @dataclass(frozen=True)
@@ -219,6 +252,8 @@ class Reader:
         config = self.config
         parallel, before = bool(config.get("is_parallel")), bool(config.get("original_ln_before"))
         residual = config.get("residual_before_ln", True)
+        if residual not in (True, False, "post_add"):
+            raise self.refuse(f"has residual_before_ln {residual!r}")
         keeps = None if parallel or not before or residual is True else "sum" if residual == "post_add" else "norm"
         return Adapter(
             activation=self.activation,
@@ -311,6 +346,11 @@ def read_head(folder: Path, model: Any, name: str) -> FoundHead | None:
         shape = f"{config.get('layers')} layers, {config.get('activation_function')}"
         raise GraftError(f"{what} is of kind {kind!r} ({shape}), which taskgraft has not: {leave}")
     weight = tensors[f"{linears[-1]}.weight"]
+    if config.get("num_labels") not in (None, weight.shape[0]):
+        raise GraftError(
+            f"{what} has weights for {weight.shape[0]} labels, and says that it has {config['num_labels']}: copy the "
+            f"adapter again, or {leave}"
+        )
     head = head_of(kind, weight.shape[0], config.get("label2id"))
     values = {"head.weight": weight.T, "head.bias": tensors.get(f"{linears[-1]}.bias", torch.zeros(len(weight)))}
     if hidden:
@@ -338,5 +378,7 @@ def head_of(kind: str, width: int, label2id: Mapping[str, int] | None) -> Head:
     if kind == "classification" and width == 1:
         return Head("regression")
     labels = {int(number): str(label) for label, number in (label2id or {}).items()}
+    if len(labels) < len(label2id or {}):
+        raise GraftError(f"two labels of the head have one number ({dict(label2id or {})}): copy the adapter again.")
     names = tuple(labels.get(number, str(number)) for number in range(width))
     return Head(cast(Any, HEADS[kind]), names)

@@ -79,6 +79,8 @@ HEADS = {
 
 def check_family(model: Any) -> str:
     """The model's type, once it is known that the AdapterHub's files for it are."""
+    if not hasattr(model, "config"):
+        raise GraftError(f"a {type(model).__name__} is no model: give the model itself (`backbone.model`).")
     model_type: str = model.config.model_type
     if model_type not in PATHS:
         raise GraftError(f"AdapterHub files for model family {model_type!r} are not known: {', '.join(PATHS)} are.")

@@ -31,6 +31,7 @@ from taskgraft.grafts.adapterhub.table import (
 )
 from taskgraft.grafts.graft import Graft, materialise
 from taskgraft.methods import Adapter
+from taskgraft.names import check_task_name
 from taskgraft.nn.heads import Head
 
 VERSION = "adapters.1.3.0"  # whose format is written
@@ -64,12 +65,16 @@ def write_adapterhub(
 ) -> None:
     """A graft as the files of an AdapterHub folder, all of them or none."""
     name = graft.name if name is None else name
+    check_task_name(name)
     if "." in name:
         raise GraftError(f"an adapter of the AdapterHub cannot be called {name!r}, with a dot: give another name.")
     files = encoded(model, graft, name, drop_norms, drop_head)
+    if not isinstance(folder, str | PathLike):
+        raise GraftError(f"{folder!r} is no folder to write to: give a path.")
     path = Path(folder)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise GraftError(f"{path} is there already and holds files: name another folder.")
+        what = "holds files" if path.is_dir() else "is no folder"
+        raise GraftError(f"{path} is there already and {what}: name another folder.")
     path.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:
@@ -80,6 +85,12 @@ def write_adapterhub(
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)
         raise
+    if has_norms(graft):
+        warnings.warn(f"the tuned norms of {graft.name!r} are left out: its answers will differ.", stacklevel=3)
+
+
+def has_norms(graft: Graft) -> bool:
+    return any(key.startswith("norm.") for key in graft.tensors)
 
 
 def encoded(model: Any, graft: Graft, name: str, drop_norms: bool, drop_head: bool) -> dict[str, bytes]:
@@ -88,13 +99,12 @@ def encoded(model: Any, graft: Graft, name: str, drop_norms: bool, drop_head: bo
     method = graft.method
     if not isinstance(method, Adapter):
         raise GraftError(f"task {graft.name!r} is of method {method.name!r}, and the AdapterHub has adapters only.")
-    if any(key.startswith("norm.") for key in graft.tensors):
-        if not drop_norms:
-            raise GraftError(
-                f"task {graft.name!r} has tuned the backbone's norms, which the AdapterHub's format cannot hold: train "
-                'it with norms="none", or leave them out with drop_norms=True (--drop-norms), which changes answers.'
-            )
-        warnings.warn(f"the tuned norms of {graft.name!r} are left out: its answers will differ.", stacklevel=4)
+    if has_norms(graft) and not drop_norms:
+        raise GraftError(
+            f"task {graft.name!r} has tuned the backbone's norms, which the AdapterHub's format cannot hold: train it "
+            'with norms="none" (--method seq_bn), or leave them out with drop_norms=True (--drop-norms), which changes '
+            "answers."
+        )
     about = {
         "hidden_size": int(model.config.hidden_size),
         "model_class": f"{CLASSES[model_type]}AdapterModel",
