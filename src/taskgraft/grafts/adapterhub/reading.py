@@ -130,7 +130,8 @@ def read_config(path: Path) -> dict[str, Any]:
             f"{path.parent} is a {record['peft_type']} of peft, and only bottleneck adapters that `adapters` saved can "
             "be imported: train the task here."
         )
-    if not isinstance(record, dict) or not isinstance(record.get("config"), dict | None) or "model_class" not in record:
+    about = {"model_class", "model_type", "hidden_size"}  # of which the oldest files lack some
+    if not isinstance(record, dict) or not about & set(record) or not isinstance(record.get("config"), dict | None):
         raise GraftError(f"{path} is not a configuration of the AdapterHub: copy the adapter again.")
     return record
 
