@@ -1,16 +1,27 @@
-"""T5's norm and activation in fused form: the same functions, and gone after the block."""
+"""What trains on a GPU in fewer kernels: the same functions, and gone after the block."""
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
 import torch
 import transformers as hf
 
-from taskgraft.backbones.fused import fused, replaceable
+import taskgraft as tg
+from taskgraft.backbones.fused import (
+    Cast,
+    cast_once,
+    cast_together,
+    fused,
+    norms_for_linears,
+    position_bias,
+    replaceable,
+    rms_norm,
+)
 
-from families import T5
+from families import T5, perturb
 
 
 @pytest.fixture(scope="module")
@@ -23,11 +34,20 @@ def model() -> Any:
     return model
 
 
+def forms(model: Any, dtype: torch.dtype | None = None) -> dict[Any, Any]:
+    """The fused forwards by module."""
+    return {module: other for module, method, other in replaceable(model, dtype) if method == "forward"}
+
+
 def test_every_norm_and_activation_of_a_t5_has_a_form_that_computes_the_same(model: Any) -> None:
     places = list(replaceable(model))
-    kinds = {type(module).__name__ for module, _ in places}
-    assert kinds == {"T5LayerNorm", "NewGELUActivation"}
-    for module, forward in places:
+    kinds = {(type(module).__name__, method) for module, method, _ in places}
+    assert kinds == {
+        ("T5LayerNorm", "forward"),
+        ("NewGELUActivation", "forward"),
+        ("T5Attention", "compute_bias"),
+    }
+    for module, forward in forms(model).items():
         x = 3 * torch.randn(3, 5, model.config.d_model, requires_grad=True)
         own, other = module(x), forward(x)
         assert torch.allclose(own, other, atol=1e-6)
@@ -36,9 +56,83 @@ def test_every_norm_and_activation_of_a_t5_has_a_form_that_computes_the_same(mod
 
 
 def test_a_norm_in_bfloat16_keeps_its_own_casts(model: Any) -> None:
-    module, forward = next(pair for pair in replaceable(model) if "Norm" in type(pair[0]).__name__)
+    module, forward = next(pair for pair in forms(model).items() if "Norm" in type(pair[0]).__name__)
     x = torch.randn(3, 5, model.config.d_model, dtype=torch.bfloat16)
     assert torch.equal(module(x), forward(x))
+
+
+def test_norms_that_linear_layers_alone_read_write_what_these_cast_it_to(model: Any) -> None:
+    norms = norms_for_linears(model)
+    assert len(norms) == 2 * 2 + 2 * 3 + 2  # of a sub-layer each, and the last of each stack
+    x = torch.randn(3, 5, model.config.d_model)
+    narrow = forms(model, torch.bfloat16)
+    assert all(torch.equal(narrow[norm](x), rms_norm(norm, x).bfloat16()) for norm in norms)
+    headless = hf.T5EncoderModel(hf.T5Config(**T5))  # its last norm is the output
+    assert headless.encoder.final_layer_norm not in norms_for_linears(headless)
+    assert len(norms_for_linears(headless)) == 2 * 2
+
+
+def test_frozen_layers_are_cast_once_and_give_what_autocast_gives(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    tg.graft(model, tg.Adapter(reduction=4, norm_after="shared"), ["a", "b"])
+    try:
+        perturb(model)
+        inputs = {"input_ids": torch.randint(1, 90, (4, 6)), "decoder_input_ids": torch.randint(1, 90, (4, 3))}
+
+        def logits() -> torch.Tensor:
+            with tg.rows(model, ["a", "b", "b", "a"]), torch.autocast("cpu", torch.bfloat16):
+                found: torch.Tensor = model(**inputs, use_cache=False).logits
+            return found
+
+        plain, weights = logits(), {name: id(value) for name, value in model.named_parameters()}
+        monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+        with cast_once(model, torch.bfloat16):
+            kinds = {name: value.dtype for name, value in model.named_parameters()}
+            assert torch.equal(logits(), plain)
+        linear = [name for name, value in kinds.items() if value == torch.bfloat16]
+        assert len(linear) == 2 * 7 + 2 * 11 + 1 and not any("bank" in name or "shared" in name for name in linear)
+        assert {name: id(value) for name, value in model.named_parameters()} == weights
+    finally:
+        monkeypatch.undo()
+        tg.ungraft(model)
+
+
+def test_what_is_trained_is_cast_together_and_gets_its_gradients(model: Any) -> None:
+    tg.graft(model, tg.FullFineTuning(), {"a": None})
+    try:
+        with cast_once(model, torch.bfloat16):
+            assert {value.dtype for value in model.parameters()} == {torch.float32}
+        inputs = {"input_ids": torch.randint(1, 90, (4, 6)), "decoder_input_ids": torch.randint(1, 90, (4, 3))}
+
+        def computed() -> list[torch.Tensor]:
+            model.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16):
+                logits = model(**inputs, use_cache=False).logits
+            logits.float().square().sum().backward()
+            return [logits.detach(), *(p.grad.clone() for p in model.parameters())]
+
+        plain, forward, weights = computed(), model.forward, [id(p) for p in model.parameters()]
+        with cast_together(model, torch.bfloat16):
+            assert list(inspect.signature(model.forward).parameters) == list(inspect.signature(forward).parameters)
+            found = computed()
+        assert model.forward == forward and [id(p) for p in model.parameters()] == weights
+        for one, other in zip(plain, found, strict=True):
+            assert torch.allclose(one, other, rtol=0.02, atol=0.02 * float(one.abs().max())) and other.any()
+    finally:
+        tg.ungraft(model)
+
+
+def test_weights_that_a_call_does_not_reach_have_no_gradient(model: Any) -> None:
+    used, unused = (torch.nn.Parameter(torch.randn(3, 3)) for _ in range(2))
+    first, _ = Cast.apply(torch.bfloat16, used, unused)
+    first.float().sum().backward()
+    assert used.grad is not None and torch.equal(used.grad, torch.ones(3, 3)) and unused.grad is None
+
+
+def test_the_position_bias_lies_as_attention_kernels_take_it(model: Any) -> None:
+    first = model.encoder.block[0].layer[0].SelfAttention
+    own, other = first.compute_bias(5, 5), position_bias(first, None, 5, 5)
+    assert not own.is_contiguous() and other.is_contiguous() and torch.equal(own, other)
+    assert torch.equal(position_bias(first, torch.bfloat16, 5, 5), own.bfloat16())
 
 
 def test_on_a_cpu_and_after_the_block_a_model_is_as_it_was(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,5 +141,6 @@ def test_on_a_cpu_and_after_the_block_a_model_is_as_it_was(model: Any, monkeypat
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     with fused(model):
         changed = {type(module).__name__ for module in model.modules() if "forward" in vars(module)}
+        assert "compute_bias" in vars(model.decoder.block[0].layer[0].SelfAttention)
     assert changed == {"T5LayerNorm", "NewGELUActivation"}
-    assert not any("forward" in vars(module) for module in model.modules())
+    assert not any({"forward", "compute_bias"} & set(vars(module)) for module in model.modules())

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ import torch
 from torch import Tensor
 
 import taskgraft as tg
+from taskgraft.backbones import graphs
+from taskgraft.backbones.fused import fused
 
 import tiny
 from families import SAMPLES, batch, build, perturb
@@ -508,6 +511,50 @@ def test_training_by_recordings_and_fused_steps_equals_training_in_float64(metho
     wanted = tg.trainable(exact)
     for name, parameter in tg.trainable(fast).items():
         assert close(parameter.detach(), wanted[name].detach(), 1e-3), name
+
+
+TOGETHER = [
+    tg.Adapter(size=8, norm_after="shared", norms="all"),
+    tg.HyperFormer(size=8, task_dim=8),
+    tg.HyperFormer(size=8, task_dim=8, shared=True),
+    tg.FullFineTuning(),
+]
+
+
+@pytest.mark.parametrize("method", TOGETHER, ids=["dagger", "hyperformer", "hyperformer++", "full"])
+def test_fused_forms_under_autocast_are_as_near_to_float32_as_the_models_own(method: tg.Method) -> None:
+    model = small("t5-v1.1", method)
+
+    def computed(autocast: bool, *contexts: Any) -> dict[str, Tensor]:
+        model.zero_grad()
+        with ExitStack() as stack:
+            for context in contexts:
+                stack.enter_context(context)
+            with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+                values = plain(model, MIXED, given(model))
+        values.float().square().sum().backward()
+        return {"logits": values.detach(), **gradients(model)}
+
+    wanted, own, found = computed(False), computed(True), computed(True, fused(model, torch.bfloat16))
+    for key, value in wanted.items():
+        assert error(found[key], value) <= 2 * error(own[key], value) + 2e-2, key
+    assert {value.dtype for value in model.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("method", TOGETHER, ids=["dagger", "hyperformer", "hyperformer++", "full"])
+def test_tasks_in_company_learn_by_few_recordings(method: tg.Method, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In bf16, with numbers that are written greedily among the tasks."""
+    made: list[Any] = []
+    record = graphs.Recording._record
+    monkeypatch.setattr(graphs.Recording, "_record", lambda self, *given: (made.append(self), record(self, *given)))
+    tasks = [tiny.task(count=200, name="one"), tiny.task(count=90, name="two", seed=4), tiny.task("regression", 90)]
+    settings = tg.Settings(epochs=3, epoch_steps=40, learning_rate=3e-3, average=0.0, precision="bf16")
+    backbone = tiny.writer()
+    before = {name: value.clone() for name, value in backbone.model.state_dict().items()}
+    run = tg.fit(backbone, tasks, method, settings=settings, progress=False)
+    losses = [entry["loss"] for entry in run.history]
+    assert losses[-1] < 0.7 * losses[0] and 1 <= len(made) <= 8
+    assert all(torch.equal(value.cpu(), before[name]) for name, value in backbone.model.state_dict().items())
 
 
 def test_many_runs_at_once_equal_each_alone() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import os
 import subprocess
 import sys
@@ -29,7 +30,7 @@ from transformers import (
 from taskgraft.backbones import api as tg
 from taskgraft.backbones.count import count
 from taskgraft.errors import GraftError
-from taskgraft.grafts.fingerprint import fingerprint, settings_of
+from taskgraft.grafts.fingerprint import REMEMBERED, fingerprint, settings_of
 from taskgraft.grafts.graft import add_graft, get_graft, load_graft
 from taskgraft.grafts.store import Store
 from taskgraft.methods import Adapter, FullFineTuning, HeadOnly, Method, NormsOnly
@@ -321,7 +322,7 @@ def test_a_fingerprint_stays_the_same_while_grafts_come_train_and_go(build: Any)
             model(**inputs).last_hidden_state.square().sum().backward()
         optimiser.step()
     assert fingerprint(model) == bare
-    vars(model.taskgraft).pop("_fingerprint")
+    REMEMBERED.pop(model)
     assert fingerprint(model) == bare
     assert fingerprint(tg.ungraft(model)) == bare == fingerprint(build())
 
@@ -333,8 +334,9 @@ def test_a_language_models_head_is_not_part_of_it(build: Any, kind: Any) -> None
     assert fingerprint(tg.graft(with_head, Adapter(size=4), ["a"])) == fingerprint(plain)
 
 
-def test_a_grafted_model_notices_that_its_backbone_changed() -> None:
-    model = tg.graft(tiny(), Adapter(size=4), ["a"])
+@pytest.mark.parametrize("grafted", [True, False])
+def test_a_fingerprint_is_made_again_when_the_backbone_has_changed(grafted: bool) -> None:
+    model = tg.graft(tiny(), Adapter(size=4), ["a"]) if grafted else tiny()
     first = fingerprint(model)
     assert fingerprint(model) is first  # nothing changed: nothing is hashed again
     with torch.no_grad():
@@ -347,6 +349,26 @@ def test_a_grafted_model_notices_that_its_backbone_changed() -> None:
     before = fingerprint(full)
     perturb(full, 5, trained_only=True)
     assert fingerprint(full) != before
+
+
+def test_a_fingerprint_is_made_again_when_a_module_was_replaced() -> None:
+    model, other = tiny(), tiny()
+    first = fingerprint(model)
+    with torch.no_grad():
+        other.encoder.layer[1].output.dense.weight += 0.5
+    model.encoder.layer[1] = other.encoder.layer[1]
+    assert fingerprint(model) != first
+
+
+def test_a_fingerprint_outlives_grafts_and_not_its_model() -> None:
+    model = tiny()
+    first = fingerprint(model)
+    tg.graft(model, Adapter(size=4), ["a"])
+    assert fingerprint(model) is first and fingerprint(tg.ungraft(model)) is first
+    remembered = len(REMEMBERED)
+    del model
+    gc.collect()
+    assert len(REMEMBERED) < remembered
 
 
 def test_one_bit_of_any_weight_counts() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import taskgraft as tg
 from taskgraft.backbones.graphs import call, recorded, stand_ins
-from taskgraft.nn.rows import Draft, Route
+from taskgraft.nn.rows import Draft, Route, bind
 
 from families import SAMPLES, batch, build, perturb
 
@@ -145,6 +145,37 @@ def test_trained_rows_stored_rows_and_kinds_are_told_apart() -> None:
     assert draft(made, ["a", "b", "a"]).outline == draft(made, ["d", "c", "d"]).outline
     assert draft(made, ["a", "b", "a"]).outline != draft(made, ["a", "b", "c"]).outline, "three tasks are generated"
     assert draft(made, ["a", "b", None]).outline != draft(made, ["a", "b", "c"]).outline
+
+
+def test_recordings_of_generated_tasks_are_few() -> None:
+    """Trained tasks that are not in a batch are generated with those that are, and change nothing."""
+    model = grafted(method=hyper())
+    perturb(model)
+    grafts = model.taskgraft
+    mixed = [["a", "b", "a"], ["d", "c", "b"], ["c", "c", "d"]]
+    assert len({grafts.draft_of(rows, recorded=True).outline for rows in mixed}) == 1
+    assert len({grafts.draft_of(rows).outline for rows in mixed}) == 2, "else nothing more than needed is generated"
+    one = grafts.draft_of(["a", "a", "a"], recorded=True)
+    assert one.outline == grafts.draft_of(["a", "a", "a"]).outline, "a batch of one task generates it alone"
+    tg.train_only(model, [])
+    assert len({grafts.draft_of(rows, recorded=True).outline for rows in mixed}) == 2
+    tg.train_only(model, list("abcd"))
+    inputs = {"input_ids": torch.randint(1, 90, (3, 5))}
+    for rows in (*mixed, ["a", None, "b"]):
+        found = grafts.draft_of(rows, recorded=True)
+        assert len(next(iter(found.generated.values())).tasks.sizes or ()) == 4
+        gradients = []
+        for route in (grafts.route_of(rows), found.route(found.flat())):
+            model.zero_grad()
+            with bind(grafts.bound, route):
+                model(**inputs).logits[:, :2].nan_to_num(posinf=0, neginf=0).square().sum().backward()
+            gradients.append({name: p.grad for name, p in tg.trainable(model).items()})
+        for name, plain in gradients[0].items():
+            other = gradients[1][name]
+            assert other is not None and torch.allclose(plain, other, atol=1e-6), name
+        (embeddings,) = (value for name, value in gradients[1].items() if name.endswith("embedding"))
+        absent = [place for place, task in enumerate("abcd") if task not in rows]
+        assert embeddings is not None and not embeddings[absent].any(), "exactly zero: they are held still"
 
 
 def numbers(tensor: Tensor | None) -> list[int] | None:

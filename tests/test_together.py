@@ -110,7 +110,8 @@ def test_a_related_task_is_learned_from_16_examples_better_than_by_a_fresh_adapt
     new = signs("new", [0, 1, 2, 3], opposite=False, seed=99)
     found = few_shot(backbone, run.joint, new, 16, seeds=SEEDS, epochs=60, progress=False)
     assert found.rows == 16 and found.score is not None
-    assert set(found.like) <= {"task0", "task1", "task2"}, "it started from a task that says the opposite"
+    starts = [losses[str(like)] for like, losses in zip(found.like, found.losses, strict=True)]
+    assert max(starts) < 0.1 < min(max(losses.values()) for losses in found.losses), "it starts from one that fits"
     fresh = []
     for rate in (2e-3, 1e-2):
         scores = []

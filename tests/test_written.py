@@ -13,6 +13,7 @@ import torch
 
 import taskgraft as tg
 from taskgraft.errors import GraftError
+from taskgraft.training import written
 from taskgraft.training.encode import Encoded, Ragged, encode
 from taskgraft.training.written import greedy, label_scores
 
@@ -55,8 +56,10 @@ def reference(model: Any, name: str, candidates: tuple[str, ...] = CANDIDATES) -
     return found
 
 
+@pytest.mark.parametrize("at_once", [1, 4, 100])
 @pytest.mark.parametrize("family", ["t5", "t5-v1.1", "mt5", "bart"])
-def test_scores_are_those_of_the_whole_model(family: str) -> None:
+def test_scores_are_those_of_the_whole_model(family: str, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(written, "answers_at_once", lambda rows, device: at_once)
     model = grafted(family, torch.float64)
     found = {name: label_scores(model, name, TOKENIZER, encoded(), CANDIDATES, 4, CPU) for name in ("one", "two")}
     for name, scores in found.items():
@@ -73,6 +76,23 @@ def test_neither_the_batch_nor_the_order_of_rows_and_candidates_matters() -> Non
         np.testing.assert_allclose(again, scores, atol=1e-4)
     turned = label_scores(model, "one", TOKENIZER, encoded(TEXTS[::-1]), CANDIDATES[::-1], 4, CPU)
     np.testing.assert_allclose(turned[::-1, ::-1], scores, atol=1e-4)
+
+
+def test_rows_of_several_tasks_each_with_answers_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = grafted("t5", torch.float64)
+    inputs = encoded(TEXTS[:3]).batch([0, 1, 2], CPU)[0]
+    answers = [TOKENIZER(text_target=list(CANDIDATES[:count]))["input_ids"] for count in (3, 1, 6)]
+    names = ["one", "two", "one"]
+    with torch.inference_mode():
+        alone = written.score(model, names, inputs, answers)
+        monkeypatch.setattr(written, "answers_at_once", lambda rows, device: 4)
+        np.testing.assert_allclose(written.score(model, names, inputs, answers), alone, atol=1e-9)
+    for row, (name, own) in enumerate(zip(names, answers, strict=True)):
+        np.testing.assert_allclose(alone[row, : len(own)], reference(model, name)[row, : len(own)], atol=1e-5)
+        assert (alone[row, len(own) :] == -np.inf).all()
+    monkeypatch.undo()
+    assert [written.answers_at_once(256, torch.device(kind)) for kind in ("cpu", "cuda")] == [1, 4]
+    assert written.answers_at_once(2_000, torch.device("cuda")) == 1
 
 
 def test_the_chances_of_different_answers_sum_to_less_than_one() -> None:

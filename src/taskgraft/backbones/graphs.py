@@ -48,7 +48,7 @@ class Graphed:
     def __call__(self, rows: Sequence[str | None] | str | None, inputs: dict[str, Tensor], **options: Any) -> Any:
         if "labels" in inputs:
             raise GraftError("a graphed call takes no labels: take its output's loss with tg.loss.")
-        draft = self.grafts.draft_of(rows)
+        draft = self.grafts.draft_of(rows, recorded=True)
         key = self._key(draft, inputs, options) if self._can_record(draft, inputs) else None
         if key is None or (key not in self.recordings and key not in self._seen):
             self._seen.add(key)

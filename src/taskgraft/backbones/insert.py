@@ -94,7 +94,8 @@ class Grafts:
             packing = Packing.of(lengths, self.device)
         return self.issued(draft.route(draft.flat().to(self.device, non_blocking=True), packing))
 
-    def draft_of(self, names: Sequence[str | None] | str | None) -> Draft:
+    def draft_of(self, names: Sequence[str | None] | str | None, recorded: bool = False) -> Draft:
+        """The route of these rows before it is on a device; to be `recorded`, it is one of few outlines."""
         every_row = names is None or isinstance(names, str)
         listed: tuple[str | None, ...] = (names,) if names is None or isinstance(names, str) else tuple(names)
         numbers = numbered(listed)
@@ -106,7 +107,7 @@ class Grafts:
             raise GraftError("rows are empty: name one task (or None) for each row of the batch.")
         found = {key: kind.slots.look_up(listed, numbers) for key, kind in self.kinds.items()}
         kinds = {key: lookup for key, lookup in found.items() if lookup is not None}
-        made = {key: kind.rows(listed, numbers) for key, kind in self.hyper_kinds.items() if key in kinds}
+        made = {key: kind.rows(listed, numbers, recorded) for key, kind in self.hyper_kinds.items() if key in kinds}
         return Draft(listed, None if every_row else len(listed), kinds, made, self.kernel)
 
     def generated(self, route: Route) -> Generated:

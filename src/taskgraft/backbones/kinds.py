@@ -17,6 +17,7 @@ from taskgraft.nn.hypernet import HypernetBank, Sites, embeddings_of
 from taskgraft.nn.rows import Draft, GeneratedLookup, GeneratedRows, Slots, numbered
 
 HYPERNET = "hypernet"  # what its tensors' names begin with on disk
+GENERATED_AT_ONCE = 16  # tasks of a recorded mixed batch, while they train: so many, or a multiple, or all there are
 
 
 @dataclass
@@ -216,15 +217,23 @@ class HyperKind(Kind):
         hypernet = self.shared_bank.read(0, 0)
         return super().read(task) | {f"{HYPERNET}.{name}": value for name, value in hypernet.items()}
 
-    def rows(self, names: Sequence[str | None], numbers: Mapping[str | None, int]) -> GeneratedLookup:
-        """Which tasks of a batch are generated, and each row's place among them; arguments as for `Slots.look_up`."""
+    def rows(
+        self, names: Sequence[str | None], numbers: Mapping[str | None, int], recorded: bool = False
+    ) -> GeneratedLookup:
+        """Which tasks of a batch are generated, and each row's place among them; arguments as for `Slots.look_up`.
+
+        A recording is for a number of generated tasks. So that there are few of them, other trained tasks, whose
+        weights nobody reads, fill that number up where it is to be `recorded`.
+        """
         mine = [name for name in numbers if name in self.slots.of]
+        blank = len(mine) < len(numbers)
+        if recorded and len(numbers) > 1 and all(name in self.slots.trained for name in mine):
+            mine += [name for name in self.slots.trained if name not in numbers][: -len(mine) % GENERATED_AT_ONCE]
         tasks = self.slots.look_up(mine, numbered(mine))
         assert tasks is not None
-        blank = len(mine) < len(numbers)
         place: dict[str | None, int] = {name: number + blank for number, name in enumerate(mine)}
         listed = names[:1] if len(numbers) == 1 else names
-        return GeneratedLookup(tasks, [place.get(name, 0) for name in listed], blank)
+        return GeneratedLookup.of(tasks, len(mine) + blank, [place.get(name, 0) for name in listed], blank)
 
     def generate(self, rows: GeneratedRows) -> Sites:
         return self.shared_bank.generate(embeddings_of(self.banks["task"], rows.tasks), rows.blank)

@@ -145,6 +145,7 @@ class NormSite(Wrapper):
     def __init__(self, base: nn.Module, grafts: Grafts, offset: float) -> None:
         super().__init__(base, grafts)
         self.offset = offset
+        self.read_in: torch.dtype | None = None  # what all who read it cast it to, where they do
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.normed(x)
@@ -164,6 +165,6 @@ class NormSite(Wrapper):
             result: Tensor = self.base(x)
             return result
         if route.packing is None:
-            return task_norm(self.base, banks, x, route, self.offset)
-        padded = task_norm(self.base, banks, route.packing.pad(x), route, self.offset)
+            return task_norm(self.base, banks, x, route, self.offset, self.read_in)
+        padded = task_norm(self.base, banks, route.packing.pad(x), route, self.offset, self.read_in)
         return route.packing.unpad(padded, x)

@@ -42,7 +42,7 @@ Record = dict[str, Any]
 Item = TypeVar("Item")
 AUTOML = "automl"
 MOST_STEPS = 4_000
-VALIDATIONS = 8  # of a run of several tasks
+VALIDATIONS = 4  # of a run of several tasks
 STILL = ("checkpoint_seconds",)  # settings that change nothing of a run
 
 
@@ -105,6 +105,7 @@ class Lab:
         self._tasks: dict[str, Task] = {}
         self._hashes: dict[str, str] = {}
         self._joints: dict[Path, Joint] = {}
+        self._others: dict[tuple[int, int, int | None], Lab] = {}
 
     @cached_property
     def backbone(self) -> Backbone:
@@ -118,9 +119,11 @@ class Lab:
 
     def at(self, rows: int, draw: int, judged: int | None) -> Lab:
         """The same with other rows."""
-        other = Lab(replace(self.setup, rows=rows, draw=draw, judged=judged))
-        other.__dict__["backbone"], other.__dict__["fingerprint"] = self.backbone, self.fingerprint
-        return other
+        if (rows, draw, judged) not in self._others:
+            other = Lab(replace(self.setup, rows=rows, draw=draw, judged=judged))
+            other.__dict__["backbone"], other.__dict__["fingerprint"] = self.backbone, self.fingerprint
+            self._others[rows, draw, judged] = other
+        return self._others[rows, draw, judged]
 
     def task(self, name: str) -> Task:
         """A task's rows, at most as many as the setup has."""

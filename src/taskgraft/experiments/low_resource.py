@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from taskgraft.errors import GraftError
 from taskgraft.experiments import company
 from taskgraft.experiments.data import GLUE
-from taskgraft.experiments.lab import Job, Lab, Record, RunsDone
+from taskgraft.experiments.lab import Job, Lab, Record, RunsDone, do_one, say, share_out
 from taskgraft.experiments.report import Report, about, points
 from taskgraft.experiments.study import TOGETHER
 from taskgraft.reports.experiments import sizes_figure
@@ -18,8 +19,16 @@ from taskgraft.reports.tables import markdown_table
 TASKS = GLUE
 SIZES = (100, 500, 1_000, 2_000, 4_000)
 STEPS = 1_000
-VALIDATIONS = 4
 JUDGED = 1_000  # test rows of a task, drawn at random
+
+
+@dataclass(frozen=True)
+class Few:
+    """A run in company on so many rows of each task, drawn by a seed."""
+
+    job: Job
+    rows: int
+    seed: int
 
 
 def run(lab: Lab) -> Report:
@@ -27,16 +36,14 @@ def run(lab: Lab) -> Report:
     sizes = [size for size in SIZES if lab.setup.rows is None or size <= lab.setup.rows]
     if not sizes:
         raise GraftError(f"--rows {lab.setup.rows} is below the fewest rows of this experiment: {SIZES[0]}.")
-    curves: dict[str, list[tuple[int, float, float]]] = {name: [] for name in company.together(lab)}
-    records: list[Record] = []
-    for size in sizes:
-        for name, found in at_size(lab, tasks, size).items():
-            scores = [run["test"] for run in found]
-            spread = statistics.stdev(scores) if len(scores) > 1 else 0.0
-            curves[name].append((size, statistics.fmean(scores), spread))
-            records += found
+    found = runs_of(lab, tasks, sizes)
     if lab.setup.runs_only:
         raise RunsDone
+    curves: dict[str, list[tuple[int, float, float]]] = {name: [] for name in company.together(lab)}
+    for (name, size), runs in found.items():
+        scores = [run["test"] for run in runs]
+        spread = statistics.stdev(scores) if len(scores) > 1 else 0.0
+        curves[name].append((size, statistics.fmean(scores), spread))
     body = [[name, *(points(mean, spread) for _, mean, spread in curve)] for name, curve in curves.items()]
     highest = [max(curves, key=lambda name, at=at: curves[name][at][1]) for at in range(len(sizes))]  # type: ignore[misc]
     body.append(["highest", *highest])
@@ -52,36 +59,56 @@ def run(lab: Lab) -> Report:
         f"Few rows of every task on {lab.backbone.name}",
         [about(lab), table],
         shown,
-        records,
+        [run for runs in found.values() for run in runs],
         (),
         {"low-resource": figure},
     )
 
 
-def at_size(lab: Lab, tasks: Sequence[str], size: int) -> dict[str, list[Record]]:
-    """Each method's runs, one a seed; its rate is the best by validation on the first seed."""
-    labs = [lab.at(size, seed, None if lab.setup.full else JUDGED) for seed in range(lab.setup.seeds)]
-    steps = None if lab.setup.full else STEPS
+def runs_of(lab: Lab, tasks: tuple[str, ...], sizes: list[int]) -> dict[tuple[str, int], list[Record]]:
+    """By method and size its runs, one a seed; the rate of each is the best by validation on the first seed."""
     methods = company.together(lab)
+    steps = None if lab.setup.full else STEPS
 
-    def job(name: str, rate: float, seed: int) -> Job:
-        return Job(TOGETHER, methods[name], lab.settings_together(rate, steps, seed, VALIDATIONS), tuple(tasks))
+    def few(name: str, rate: float, size: int, seed: int) -> Few:
+        settings = lab.settings_together(rate, steps, seed)
+        return Few(Job(TOGETHER, methods[name], settings, tasks), size, seed)
 
-    first = labs[0].run(job(name, rate, 0) for name in methods for rate in company.rates(lab, methods[name]))
-    found: dict[str, list[Record]] = {}
-    chosen: dict[str, float] = {}
-    for name, method in methods.items():
-        tried = [(first[job(name, rate, 0)], rate) for rate in company.rates(lab, method)]
-        ended = [(record["validation"], rate, record) for record, rate in tried if record["error"] is None]
+    cells = [(name, size) for name in methods for size in sizes]
+    rates = {name: company.rates(lab, method) for name, method in methods.items()}
+    first = learned(lab, (few(name, rate, size, 0) for name, size in cells for rate in rates[name]))
+    chosen: dict[tuple[str, int], float] = {}
+    for name, size in cells:
+        tried = [(first[few(name, rate, size, 0)], rate) for rate in rates[name]]
+        ended = [(record["validation"], rate) for record, rate in tried if record["error"] is None]
         if not ended:
             raise GraftError(f"no run of {name!r} with {size} rows ended: {tried[0][0]['error']}")
-        _, chosen[name], record = max(ended, key=lambda each: each[0])
-        found[name] = [record]
-    for seed, other in enumerate(labs[1:], start=1):
-        runs = other.run(job(name, chosen[name], seed) for name in methods)
-        for name in methods:
-            record = runs[job(name, chosen[name], seed)]
-            if record["error"] is not None:
-                raise GraftError(f"run {record['name']} failed on a further seed: {record['error']}")
-            found[name].append(record)
-    return found
+        chosen[name, size] = max(ended, key=lambda pair: pair[0])[1]
+    seeds = range(lab.setup.seeds)
+    rest = learned(lab, (few(name, chosen[name, size], size, seed) for name, size in cells for seed in seeds))
+    if broken := [record for record in rest.values() if record["error"] is not None]:
+        raise GraftError(f"run {broken[0]['name']} failed on a further seed: {broken[0]['error']}")
+    return {(name, size): [rest[few(name, chosen[name, size], size, seed)] for seed in seeds] for name, size in cells}
+
+
+def learned(lab: Lab, wanted: Iterable[Few]) -> dict[Few, Record]:
+    """What came of each; those that have not ended are run."""
+    listed = list(wanted)
+    left = [few for few in listed if record_of(lab, few) is None]
+    say(f"{len(listed)} runs, {len(left)} of them to do")
+    share_out(lab, left, learn)
+    found = {few: record_of(lab, few) for few in listed}
+    return {few: record for few, record in found.items() if record is not None}
+
+
+def learn(lab: Lab, few: Few) -> None:
+    do_one(rows_of(lab, few), few.job)
+
+
+def record_of(lab: Lab, few: Few) -> Record | None:
+    return rows_of(lab, few).known(few.job)
+
+
+def rows_of(lab: Lab, few: Few) -> Lab:
+    """A lab with these rows."""
+    return lab.at(few.rows, few.seed, None if lab.setup.full else JUDGED)

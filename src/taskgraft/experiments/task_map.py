@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import statistics
+from itertools import permutations
+
+from scipy.spatial.distance import cdist
 
 from taskgraft.experiments import company
 from taskgraft.experiments.data import GLUE
-from taskgraft.experiments.lab import Job, Lab
+from taskgraft.experiments.lab import Lab
 from taskgraft.experiments.report import Report, about
-from taskgraft.experiments.study import TOGETHER
+from taskgraft.experiments.study import study
 from taskgraft.reports.tables import markdown_table
-from taskgraft.reports.taskmap import task_map, task_map_figure
+from taskgraft.reports.taskmap import separation_of, stacked, task_map, task_map_figure
 
 TASKS = GLUE
 GROUPS = {
@@ -22,28 +25,49 @@ GROUPS = {
 
 def run(lab: Lab) -> Report:
     """The map of HyperFormer++ as `hyper-glue` trains it, one for each seed; the figure is the first seed's."""
-    tasks = tuple(lab.chosen(TASKS))
+    tasks = lab.chosen(TASKS)
     groups = {name: GROUPS[name] for name in tasks}
-    seeds = range(lab.setup.seeds)
-    jobs = [Job(TOGETHER, company.hyperformer(lab), lab.settings_together(company.PAPER_RATE, None, seed), tasks)
-            for seed in seeds]  # fmt: skip
-    found = lab.run(jobs)
-    maps = [task_map(found[job]["embeddings"], groups=groups) for job in jobs]
-    separations = [each.separation for each in maps]
-    known = [value for value in separations if value is not None]
-    nearest = [[task, *(each.neighbours[task][0] for each in maps)] for task in tasks]
-    said = f"{statistics.fmean(known):.3f}" if known else "not to be said of so few tasks"
-    each_said = ", ".join("-" if value is None else f"{value:.3f}" for value in separations)
-    sentence = (
-        f"Mean distance between tasks of different groups over that within a group, mean over seeds: {said} (above 1: "
-        f"related tasks lie together). Seeds: {each_said}.\n"
+    found = study(lab, tasks, [company.arm(lab, company.PLUS, company.hyperformer(lab))])
+    runs = found.cell(company.PLUS, tasks[0]).runs
+    maps = [task_map(run["embeddings"], groups=groups) for run in runs]
+    chances = [chance(run["embeddings"], groups) for run in runs]
+    body = [[f"seed {seed}", number(each.separation), number(share)]
+            for seed, (each, share) in enumerate(zip(maps, chances, strict=True))]  # fmt: skip
+    known = [each.separation for each in maps if each.separation is not None]
+    body.append(["mean", number(statistics.fmean(known) if known else None), ""])
+    header = ["", "between over within", "groupings at least as far apart"]
+    note = (
+        "Mean distance between the embeddings of tasks of different groups over that within a group: above 1, related "
+        "tasks lie together. Beside it, of all ways to part the tasks into groups of these sizes, the share that lie "
+        f"as far apart or farther. Groups: {'; '.join(f'{name}: {of}' for name, of in grouped(groups).items())}.\n"
     )
-    header = ["task", *(f"nearest, seed {seed}" for seed in seeds)]
+    nearest = [[task, *(each.neighbours[task][0] for each in maps)] for task in tasks]
+    neighbours = ["task", *(f"nearest, seed {seed}" for seed in range(len(maps)))]
     return Report(
         f"Task embeddings on {lab.backbone.name}",
-        [about(lab), sentence, markdown_table(header, nearest)],
-        {"separations": separations, "maps": [each.to_json() for each in maps], "sentence": sentence},
-        list(found.values()),
+        [about(lab), markdown_table(header, body), note, markdown_table(neighbours, nearest)],
+        {"separations": [each.separation for each in maps], "chances": chances,
+         "maps": [each.to_json() for each in maps]},
+        found.records,
         (),
         {"task-map": task_map_figure(maps[0])},
-    )
+    )  # fmt: skip
+
+
+def number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def grouped(groups: dict[str, str]) -> dict[str, str]:
+    return {group: ", ".join(name for name, own in groups.items() if own == group) for group in groups.values()}
+
+
+def chance(embeddings: dict[str, list[float]], groups: dict[str, str]) -> float | None:
+    """The share of all groupings of the same sizes whose separation is at least that of these groups."""
+    vectors = stacked({name: embeddings[name] for name in groups})
+    distances = cdist(vectors, vectors)
+    own = separation_of(distances, list(groups.values()))
+    if own is None:
+        return None
+    every = [separation_of(distances, list(other)) or 0.0 for other in set(permutations(groups.values()))]
+    return sum(value >= own - 1e-12 for value in every) / len(every)

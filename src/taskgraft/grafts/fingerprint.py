@@ -9,10 +9,11 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from taskgraft.backbones.banks import HEADS
 from taskgraft.backbones.frozen import base_prefix
@@ -49,10 +50,9 @@ class Fingerprint:
 def fingerprint(model: Any) -> Fingerprint:
     """The fingerprint of the headless model in `model`, the same before and after it is grafted or a graft is trained.
 
-    A grafted model remembers it for as long as no weight of the backbone has changed.
+    It is remembered for as long as no weight of the backbone has changed.
     """
-    grafts = getattr(model, "taskgraft", None)
-    remembered: Remembered | None = getattr(grafts, "_fingerprint", None)
+    remembered = REMEMBERED.get(model)
     if remembered is not None and remembered.holds(model):
         return remembered.fingerprint
     settings, tensors = settings_of(model.config), backbone_tensors(model)
@@ -64,8 +64,7 @@ def fingerprint(model: Any) -> Fingerprint:
     dtype = str(counted.most_common(1)[0][0]).removeprefix("torch.")
     pooler_hashes = hashes("", pooler) if pooler else (None, None)
     made = Fingerprint(*hashes(settings, body), dtype, *pooler_hashes)
-    if grafts is not None:
-        grafts._fingerprint = Remembered.of(model, tensors, made)
+    REMEMBERED[model] = Remembered.of(model, tensors, made)
     return made
 
 
@@ -99,7 +98,12 @@ class Remembered:
         ]
 
     def holds(self, model: Any) -> bool:
-        return self.config == vars(model.config) and self.state == self.state_of(self.tables)
+        there = {id(table) for each in model.base_model.modules() for table in (each._parameters, each._buffers)}
+        in_place = all(id(table) in there for table in self.tables)
+        return in_place and self.config == vars(model.config) and self.state == self.state_of(self.tables)
+
+
+REMEMBERED: WeakKeyDictionary[nn.Module, Remembered] = WeakKeyDictionary()  # by model, for as long as that lives
 
 
 def settings_of(config: Any) -> str:

@@ -220,25 +220,22 @@ class Bank(nn.Module):
                 return {name: self.store(name) for name in names}, index.stored
             only = {name: self.store(name)[index.only : index.only + 1] for name in names}
             return only, torch.zeros_like(index.sizes)
-        place = torch.zeros_like(index.trained)
-        bare = not cast and index.stored is None
-
-        def trained(name: str) -> tuple[Tensor, Tensor]:
-            assert index.trained is not None
-            values = self.trained(name)
-            values = values if bare else values.to(self.store(name).dtype)
-            return values, (place if names[name].shared else index.trained)
-
+        stacks = {name: self.trained(name) for name in names}
+        if cast or index.stored is not None:
+            stacks = {name: values.to(self.store(name).dtype) for name, values in stacks.items()}
+        if index.stored is None and all(weight.shared for weight in names.values()):
+            return stacks, None  # one slot, which is every row's
+        count = len(self.trained_slots)
+        for name, values in stacks.items():
+            if names[name].shared:
+                stacks[name] = values.expand(count, *values.shape[1:])
         if index.stored is None:
-            if not any(weight.shared for weight in names.values()):
-                return {name: trained(name)[0] for name in names}, index.trained
-            return {name: stack.index_select(0, rows) for name in names for stack, rows in [trained(name)]}, None
+            return stacks, index.trained
         assert index.positions is not None
         merged = {}
-        for name in names:
-            stack, rows = trained(name)
+        for name, values in stacks.items():
             base = self.store(name).index_select(0, index.stored)
-            merged[name] = base.index_copy(0, index.positions, stack.index_select(0, rows))
+            merged[name] = base.index_copy(0, index.positions, values.index_select(0, index.trained))
         return merged, None
 
 

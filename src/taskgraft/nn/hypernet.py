@@ -127,6 +127,7 @@ class HypernetBank(Bank):
 
     projector_places: Tensor
     projector_rows: Tensor
+    generator_rows: Tensor
     stack_of: Tensor  # [places] which projector, and which norm
     layer_of: Tensor  # [places]
     position_of: Tensor  # [places]
@@ -142,7 +143,7 @@ class HypernetBank(Bank):
             self.rows[of] = [row[place] for place in range(len(plan.places))]
             # [groups, places of the largest]: a smaller group computes its first place again, and nobody reads it
             self._constant(f"{of}_places", [group + group[:1] * (longest - len(group)) for group in groups], device)
-        self._constant("projector_rows", self.rows["projector"], device)
+            self._constant(f"{of}_rows", self.rows[of], device)
         self._constant("stack_of", [row // self.projector_places.shape[1] for row in self.rows["projector"]], device)
         self._constant("layer_of", [plan.layers.index(place.rpartition(".")[0]) for place in plan.places], device)
         self._constant("position_of", [plan.positions.index(position_of(place)) for place in plan.places], device)
@@ -161,13 +162,16 @@ class HypernetBank(Bank):
         made = self._grouped("generator", features, w["generator"], w["generator_bias"])
         if blank:
             made = F.pad(made, (0, 0, 1, 0))
-        names, shapes = [name for name, _ in plan.layout], [shape for _, shape in plan.layout]
-        sizes = [torch.Size(shape).numel() for shape in shapes]
-        found: Sites = {}
-        for site, row in zip(plan.places, self.rows["generator"], strict=True):
-            parts = torch.split(made[row], sizes, dim=-1)
-            found[site] = {name: part.view(-1, *shape) for name, shape, part in zip(names, shapes, parts, strict=True)}
-        return found
+        if self.rows["generator"] != list(range(len(made))):
+            made = made[self.generator_rows]
+        parts = torch.split(made, [torch.Size(shape).numel() for _, shape in plan.layout], dim=-1)
+        # Each tensor of all places in one piece, laid out anew once: sites get views of it, and its gradient one stack.
+        stacks = [
+            part.contiguous().view(*part.shape[:2], *shape).unbind()
+            for part, (_, shape) in zip(parts, plan.layout, strict=True)
+        ]
+        names = [name for name, _ in plan.layout]
+        return {site: dict(zip(names, own, strict=True)) for site, *own in zip(plan.places, *stacks, strict=True)}
 
     def _value(self, name: str) -> Tensor:
         store = self.store(name)
@@ -220,8 +224,10 @@ class GeneratedAdapter(nn.Module):
             )
         weights = self.bound.generated[self.kind][self.site]
         sizes = index.sizes if self.form.needs_mask else None
-        rows = route.generated_rows[self.kind].rows
-        return bottleneck(x, rows, weights, self.form, source=source, sizes=sizes, kernel=route.kernel)
+        made = route.generated_rows[self.kind]
+        return bottleneck(
+            x, made.rows, weights, self.form, source=source, sizes=sizes, segments=made.segments, kernel=route.kernel
+        )
 
 
 def embeddings_of(bank: Bank, tasks: RowIndex) -> Tensor:

@@ -21,6 +21,7 @@ from taskgraft.nn.rows import Segments
 MOST_UNITS, MOST_WIDTH, WIDTH_STEP = 512, 8192, 16
 TOKENS = 128  # of a stretch, where all rows share one task and are cut anew
 PROGRAMS = 264  # that fill a large GPU, two on each processor: work is cut into so many parts
+MOST_SUMS = 2_000_000  # numbers: sums of parts that lie side by side before they are added up
 NAMES = ("down", "down_bias", "up", "up_bias", "after_weight", "after_bias")
 
 
@@ -292,11 +293,25 @@ def tiles(units: int, length: int, tokens: int, wide: bool, backward: bool = Fal
     return {"BL": bl, "BD": bd, "BM": bm, "num_warps": warps, "num_stages": 3 if bm <= 64 and not wide else 2}
 
 
-def weight_tiles(units: int, wide: bool) -> dict[str, int]:
+def weight_tiles(units: int, length: int, wide: bool) -> dict[str, int]:
     bm = max(16, triton.next_power_of_2(units))
     bd = {256: 32, 512: 16}.get(bm, 64)
     bt = 32 if wide or bm > 128 else 128 if bm <= 64 else 64
+    bt = min(bt, max(16, triton.next_power_of_2(length)))
     return {"BT": bt, "BD": min(bd, 32) if wide else bd, "BM": bm, "num_warps": 8 if bm > 64 else 4, "num_stages": 2}
+
+
+def parts_of(stretches: int, blocks: int, weights: int, route: str) -> int:
+    """Into how many parts the rows of a slot are cut for their gradients, each with a sum of its own.
+
+    Most rows of a batch may be of one slot, and the others' programs then end at once: there may be more of them than
+    a GPU runs side by side, as long as their sums are little to write.
+    """
+    if route == "own":
+        return 1
+    if route == "one":
+        return max(1, min(stretches // 2, PROGRAMS // blocks))
+    return max(1, min(-(-stretches // 4), 4 * PROGRAMS // blocks, MOST_SUMS // weights))
 
 
 class FusedBottleneck(torch.autograd.Function):
@@ -362,18 +377,20 @@ class FusedBottleneck(torch.autograd.Function):
         )  # fmt: skip
         gradients: list[Tensor | None] = [None] * len(weights)
         if any(ctx.needs_input_grad[12:]):
-            block = weight_tiles(m, wide)
-            blocks = triton.cdiv(d, block["BD"])
-            parts = max(1, min(stretches // (2 * slots), PROGRAMS // (blocks * slots)))
+            block = weight_tiles(m, length, wide)
             sizes_of = [weight.numel() for weight in weights]
+            parts = parts_of(stretches, slots * triton.cdiv(d, block["BD"]), sum(sizes_of), route)
             sums = x.new_empty(parts, sum(sizes_of), dtype=torch.float32)  # all weights side by side: summed at once
             first = list(torch.split(sums[0], sizes_of))
-            _weight_gradient[(blocks, slots, parts)](
+            _weight_gradient[(triton.cdiv(d, block["BD"]), slots, parts)](
                 x, dy, h, dz, rows, order, starts, up, up_bias, after_weight, statistics[0], statistics[1], means[0],
                 means[1], *first[:4], *(first[4:] or first[3:4] * 2), sums.shape[1], stretches, length, tokens,
                 form.scaling, ROUTE=route, **shared, **block,
             )  # fmt: skip
-            total = list(torch.split(sums[0] if parts == 1 else sums.sum(0), sizes_of))
+            summed, kinds = sums[0] if parts == 1 else sums.sum(0), set(ctx.kept)
+            if frozen is None and len(kinds) == 1:
+                summed = summed.to(*kinds)  # all at once
+            total = list(torch.split(summed, sizes_of))
             if frozen is not None:  # x = a @ W^T + b, so x^T @ dz = W @ (a^T @ dz) + b (sum of dz)
                 total[0] = torch.matmul(frozen.float(), total[0].view(slots, d, m))
                 if frozen_bias is not None:

@@ -26,7 +26,7 @@ def _forward(
     BD: tl.constexpr, BT: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(1).to(tl.int64)
-    slot = tl.load(rows + (0 if ONE else row)).to(tl.int64)
+    slot = 0 * row if rows is None else tl.load(rows + (0 if ONE else row)).to(tl.int64)
     place = tl.program_id(0) * BT + tl.arange(0, BT)
     token, here = row * length + place, place < length
     d = tl.arange(0, BD)
@@ -62,7 +62,7 @@ def _backward(
 ):  # fmt: skip
     """dx of a stretch of one row's tokens, and the stretch's share of the weights' gradients."""
     row = tl.program_id(1).to(tl.int64)
-    slot = tl.load(rows + (0 if ONE else row)).to(tl.int64)
+    slot = 0 * row if rows is None else tl.load(rows + (0 if ONE else row)).to(tl.int64)
     d = tl.arange(0, BD)
     inside = d < D
     w = tl.load(weight + slot * D + d, mask=inside, other=0.0).to(tl.float32) + offset
@@ -100,7 +100,9 @@ def _summed(
     shares += number_of * count * stretches * D
     total += number_of * tl.num_programs(1) * D
     d = tl.program_id(0) * BD + tl.arange(0, BD)
-    if ONE:
+    if rows is None:
+        first, items = 0 * slot, count * stretches
+    elif ONE:
         first, items = 0 * slot, tl.where(tl.load(rows) == slot, count * stretches, 0)
     else:
         first = tl.load(starts + slot)
@@ -120,12 +122,12 @@ def _summed(
 class RowNorm(torch.autograd.Function):
     """x [rows, length, d], with a residual or without, normalised by the weights [slots, d] of each row's slot.
 
-    One entry of `rows` is the slot of all.
+    One entry of `rows` is the slot of all; without them there is one slot.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, residual: Tensor | None, rows: Tensor, order: Tensor | None, starts: Tensor | None,
+        ctx: Any, x: Tensor, residual: Tensor | None, rows: Tensor | None, order: Tensor | None, starts: Tensor | None,
         weight: Tensor, bias: Tensor | None, eps: float, offset: float, rms: bool, dtype: torch.dtype, save: bool,
     ) -> Tensor:  # fmt: skip
         count, length, d = x.shape
@@ -134,11 +136,11 @@ class RowNorm(torch.autograd.Function):
         if residual is not None and save:
             total = torch.empty_like(x, dtype=torch.promote_types(x.dtype, residual.dtype))
         statistics = x.new_empty(2, count * length if save else 0, dtype=torch.float32)
-        wide = triton.next_power_of_2(d)
+        wide, one = triton.next_power_of_2(d), rows is None or len(rows) == 1
         tokens = max(1, min(4, 4096 // wide))
         _forward[(triton.cdiv(length, tokens), count)](
             x, residual, rows, weight, bias, total, y, statistics[0], statistics[1], length, eps, offset,
-            D=d, ONE=len(rows) == 1, ADDS=residual is not None, BIASED=bias is not None, RMS=rms, SAVE=save,
+            D=d, ONE=one, ADDS=residual is not None, BIASED=bias is not None, RMS=rms, SAVE=save,
             BD=wide, BT=tokens,
         )  # fmt: skip
         if save:
@@ -152,18 +154,29 @@ class RowNorm(torch.autograd.Function):
         count, length, d = x.shape
         stretch = STRETCH if count * length > MANY_TOKENS else STRETCH // 4
         stretches, wide = triton.cdiv(length, stretch), triton.next_power_of_2(d)
+        one = rows is None or len(rows) == 1
         shares = x.new_empty(1 if bias is None else 2, count * stretches, d, dtype=torch.float32)
         dx = torch.empty_like(x)
         _backward[(stretches, count)](
             x, dy.contiguous(), rows, weight, statistics[0], statistics[1], dx, shares[0], shares[-1], length,
-            ctx.offset, D=d, ONE=len(rows) == 1, BIASED=bias is not None, RMS=ctx.rms, STRETCH=stretch, BD=wide,
+            ctx.offset, D=d, ONE=one, BIASED=bias is not None, RMS=ctx.rms, STRETCH=stretch, BD=wide,
             BT=max(1, min(4, 2048 // wide)),
         )  # fmt: skip
         gradients: list[Tensor | None] = [None, None]
         if any(ctx.needs_input_grad[5:7]):
             total = x.new_empty(len(shares), *weight.shape, dtype=torch.float32)
             _summed[(triton.cdiv(d, 32), weight.shape[0], len(shares))](
-                shares, rows, order, starts, total, stretches, count, D=d, ONE=len(rows) == 1, BR=64, BD=32
+                shares,
+                rows,
+                order,
+                starts,
+                total,
+                stretches,
+                count,
+                D=d,
+                ONE=one,
+                BR=64,
+                BD=32,
             )
             gradients = [total[0].to(weight.dtype), None if bias is None else total[1].to(bias.dtype)]
         own, other = ctx.dtypes
@@ -187,8 +200,8 @@ def row_norm(
     count, slots = x.shape[0], weight.shape[0]
     learns = torch.is_grad_enabled() and (weight.requires_grad or (bias is not None and bias.requires_grad))
     if rows is None:  # already in row order: segments would be of other slots
-        rows, segments = torch.arange(slots if slots > 1 else 1, device=x.device), None
-    if learns and segments is None and len(rows) > 1:
+        rows, segments = torch.arange(slots, device=x.device) if slots > 1 else None, None
+    if learns and segments is None and rows is not None and len(rows) > 1:
         segments = Segments.of(rows, slots)
     order, spans = (None, None) if segments is None else (segments.order, segments.starts)
     needs = x.requires_grad or (residual is not None and residual.requires_grad)

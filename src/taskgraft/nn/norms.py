@@ -38,15 +38,25 @@ class NormBank(Bank):
         super().__init__(norm_layout(dict(parameters), shared), 0, weight.device, weight.dtype, dict(parameters))
 
 
-def task_norm(base: nn.Module, banks: dict[str, NormBank], x: Tensor, route: Route, offset: float) -> Tensor:
-    """Normalise each row of x with its task's weights; rows of no task with the backbone's."""
+def task_norm(
+    base: nn.Module,
+    banks: dict[str, NormBank],
+    x: Tensor,
+    route: Route,
+    offset: float,
+    read_in: torch.dtype | None = None,
+) -> Tensor:
+    """Normalise each row of x with its task's weights; rows of no task with the backbone's.
+
+    `read_in` is what all readers cast the result to, where they do: a kernel may write that.
+    """
     values: dict[str, Tensor] | None = None
     found = {kind: route.kinds[kind] for kind in banks if kind in route.kinds}
     for kind, index in found.items():
         fuses = len(found) == 1 and norm_kernel_for(base, x, banks[kind].store("weight"), route.kernel) == "triton"
         stacks, rows = banks[kind].stacked(index, cast=not fuses)
         if fuses:
-            return fused(base, x, rows, stacks, offset, index.segments)
+            return fused(base, x, rows, stacks, offset, index.segments, read_in=read_in)
         own = {name: take(stack, rows) for name, stack in stacks.items()}
         if values is None:
             values = own
@@ -79,12 +89,13 @@ def fused(
     offset: float,
     segments: Segments | None,
     residual: Tensor | None = None,
+    read_in: torch.dtype | None = None,
 ) -> Tensor:
     """`normalise(x + residual)` by the kernel, with weight and bias [slots, d] and the slot of each row."""
     from taskgraft.nn.norm_kernels import row_norm
 
     layer_norm = isinstance(base, nn.LayerNorm)
-    dtype = torch.float32 if layer_norm and torch.is_autocast_enabled(x.device.type) else x.dtype
+    dtype = read_in or (torch.float32 if layer_norm and torch.is_autocast_enabled(x.device.type) else x.dtype)
     eps = cast(float, base.variance_epsilon if hasattr(base, "variance_epsilon") else base.eps)
     weight, bias = stacks["weight"], stacks.get("bias")
     return row_norm(

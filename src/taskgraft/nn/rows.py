@@ -111,9 +111,7 @@ class Slots:
             for row in filled:
                 stored[row] = 0
         elif trained is not None and len(names) > 1:
-            counts = Counter(trained)
-            order = sorted(range(len(names)), key=trained.__getitem__)
-            starts = list(accumulate((counts[slot] for slot in range(len(self.trained))), initial=0))
+            order, starts = segmented(trained, len(self.trained))
         return Lookup(
             stored=stored,
             trained=trained,
@@ -126,6 +124,13 @@ class Slots:
             order=order,
             starts=starts,
         )
+
+
+def segmented(slots: list[int], count: int) -> tuple[list[int], list[int]]:
+    """`Segments` of rows with these slots, of so many, on the host: their order, and where each slot's begin."""
+    counts = Counter(slots)
+    order = sorted(range(len(slots)), key=slots.__getitem__)
+    return order, list(accumulate((counts[slot] for slot in range(count)), initial=0))
 
 
 def numbered(names: Iterable[str | None]) -> dict[str | None, int]:
@@ -206,6 +211,7 @@ class GeneratedRows:
     tasks: RowIndex  # where the embedding of each of the tasks lies
     rows: Tensor  # [rows] places among the generated; a length of 1 stands for every row
     blank: bool  # whether place 0 is the bare backbone, for rows of no task or of another kind
+    segments: Segments | None  # the rows of each place, where there are several rows
 
 
 @dataclass(frozen=True)
@@ -215,6 +221,13 @@ class GeneratedLookup:
     tasks: Lookup
     rows: list[int]
     blank: bool
+    order: Integers
+    starts: Integers
+
+    @classmethod
+    def of(cls, tasks: Lookup, places: int, rows: list[int], blank: bool) -> GeneratedLookup:
+        order, starts = segmented(rows, places) if len(rows) > 1 else (None, None)
+        return cls(tasks, rows, blank, order, starts)
 
 
 @dataclass(frozen=True)
@@ -232,7 +245,7 @@ class Draft:
         for lookup in self.kinds.values():
             yield from lookup.lists
         for made in self.generated.values():
-            yield from (*made.tasks.lists, made.rows)
+            yield from (*made.tasks.lists, made.rows, made.order, made.starts)
 
     @property
     def outline(self) -> tuple[object, ...]:
@@ -255,7 +268,9 @@ class Draft:
         made = {}
         for key, generated in self.generated.items():
             tasks = generated.tasks.index(tensors)
-            made[key] = GeneratedRows(tasks, next(tensors), generated.blank)
+            rows = next(tensors)
+            segments = None if generated.order is None else Segments(next(tensors), next(tensors))
+            made[key] = GeneratedRows(tasks, rows, generated.blank, segments)
         return Route(self.names, self.length, kinds, packing=packing, generated_rows=made, kernel=self.kernel)
 
 

@@ -95,7 +95,8 @@ class Loop:
         self._since = time.perf_counter()
         self.model.train()
         try:
-            with self._interrupts as interrupts, recorded(self.model), fused(self.model):
+            computed_in = torch.bfloat16 if self.bf16 else None
+            with self._interrupts as interrupts, recorded(self.model), fused(self.model, computed_in):
                 while self._settle(watch):
                     if self.team.size > 1 or not interrupts.asked:
                         self._step(watch)

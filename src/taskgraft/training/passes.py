@@ -29,6 +29,7 @@ CPU = torch.device("cpu")
 CPU_TOKENS, MOST_TOKENS = 4_096, 131_072  # of a pass; more at once gains nothing
 MOST_LANES = {"cuda": 64, "cpu": 8}
 PASS_SHARE, LANE_SHARE = 0.35, 0.25  # of free memory: what a pass keeps (its recording keeps as much), what lanes hold
+LENGTHS = {32: 2_048, 16: 16_384, 8: math.inf}  # multiples that lengths are rounded to, by the tokens of a batch
 COPIES = 7  # of a lane's weights: at rest, in training, gradient, two moments, running mean, kept
 
 
@@ -120,15 +121,33 @@ def inputs_of(pieces: Sequence[Piece], device: torch.device) -> tuple[dict[str, 
         inputs = {FEATURES: torch.cat([each[FEATURES] for each, _ in found])}
     else:
         inputs = joined([each for each, _ in found], padding)
-        inputs = {name: filled(each, padded_length(each, device), padding[name]) for name, each in inputs.items()}
+        limit = max(split.limit for split in splits)
+        inputs = {
+            name: filled(each, recorded_length(each, device, limit), padding[name]) for name, each in inputs.items()
+        }
     labels = [answers for _, answers in found if answers is not None]
     return {name: sent(each, device) for name, each in inputs.items()}, labels
 
 
 def padded_length(values: Tensor, device: torch.device) -> int:
-    """The length of rows, rounded up where kernels want it and where few different lengths are wanted."""
-    multiple = 1 if device.type == "cpu" else 8
-    return -(-values.shape[1] // multiple) * multiple
+    """The length of rows, rounded up where kernels want it."""
+    return rounded(values.shape[1], 1 if device.type == "cpu" else 8)
+
+
+def recorded_length(values: Tensor, device: torch.device, limit: int) -> int:
+    """The same, up to the `limit` of texts, so that few different lengths are recorded.
+
+    The smaller a batch, the less its padding costs beside a recording.
+    """
+    length = padded_length(values, device)
+    if device.type == "cpu":
+        return length
+    multiple = next(size for size, tokens in LENGTHS.items() if values.numel() <= tokens)
+    return max(length, min(rounded(length, multiple), rounded(limit, 8)))
+
+
+def rounded(length: int, multiple: int) -> int:
+    return -(-length // multiple) * multiple
 
 
 def losses_by_row(

@@ -26,7 +26,7 @@ from taskgraft.training.team import ALONE, Team
 from taskgraft.training.written import greedy, label_scores
 
 FEATURES = "features"
-MOST_ROWS = 256  # of a batch on a GPU, however few training's have
+MOST_ROWS = 512  # of a batch on a GPU, however few training's have
 NUMBER_TOKENS = 12  # that a number, or a class's, has at most when it is written
 Logits = list[npt.NDArray[Any]]  # one array a row: [classes], or [tokens, classes]
 
@@ -133,7 +133,7 @@ def predictions(
             scores = label_scores(model, name, tokenizer, encoded, wording.candidates, batch_size, device, bf16, team)
             return from_logits(kind, labels, table, encoded, list(scores))
         longest = encoded.limit if kind == "text" else max(NUMBER_TOKENS, *map(len, wording.candidates or ("",)))
-        texts = greedy(model, name, tokenizer, encoded, batch_size, device, longest, team)
+        texts = greedy(model, name, tokenizer, encoded, batch_size, device, longest, bf16, team)
         return [Prediction(wording.answer(text)) for text in texts]
     finally:
         model.train(training)

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from transformers.modeling_outputs import BaseModelOutput
 
 from taskgraft.backbones.api import grafts_of, rows
 from taskgraft.backbones.forward import generated_once
@@ -20,6 +21,8 @@ from taskgraft.nn.heads import IGNORED
 from taskgraft.training.batches import evaluation_batches
 from taskgraft.training.encode import Encoded, padded
 from taskgraft.training.team import ALONE, Team
+
+MOST_ANSWERS = 1_024  # of all rows of a batch, side by side
 
 
 @torch.inference_mode()
@@ -31,6 +34,7 @@ def greedy(
     batch_size: int,
     device: torch.device,
     max_new_tokens: int | None = None,
+    bf16: bool = False,
     team: Team = ALONE,
 ) -> list[str]:
     """The text that the model gives for each row: greedy decoding, of at most as many tokens as a text may have."""
@@ -40,7 +44,8 @@ def greedy(
     limit = encoded.limit if max_new_tokens is None else max_new_tokens
     for some in team.turns(evaluation_batches(encoded.lengths, batch_size)):
         inputs, _ = encoded.batch(some.tolist(), device)
-        texts = write(model, name, tokenizer, inputs, [limit] * len(some))
+        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+            texts = write(model, name, tokenizer, inputs, [limit] * len(some))
         found |= zip(some.tolist(), texts, strict=True)
     found = team.pooled(found)
     return [found[row] for row in range(len(encoded))]
@@ -83,7 +88,7 @@ def label_scores(
 ) -> npt.NDArray[np.float64]:
     """The log probability that the model writes each candidate, and then ends: [rows, candidates].
 
-    The encoder runs once for each batch; the candidates follow one by one, so that the batch's rows stay what they are.
+    The encoder runs once for each batch, whatever the number of candidates.
     """
     if not candidates:
         raise GraftError("there are no candidates to score: give the answers that exist, or let the model write.")
@@ -102,17 +107,30 @@ def score(
     model: Any, names: str | Sequence[str], inputs: dict[str, Tensor], answers: Sequence[Sequence[Sequence[int]]]
 ) -> npt.NDArray[np.float64]:
     """The log probability of each of a row's own answers, given as tokens: [rows, most]; -inf beyond the last."""
-    device, most = inputs["input_ids"].device, max(map(len, answers))
+    mask, most = inputs["attention_mask"], max(map(len, answers))
+    several = min(most, answers_at_once(len(answers), mask.device))
     with rows(model, names), generated_once(grafts_of(model)):
-        read = model.get_encoder()(**inputs)
-        scores = []
-        for number in range(most):
-            tokens = padded([own[number] if number < len(own) else [] for own in answers], IGNORED)
-            scores.append(written_after(model, read, inputs["attention_mask"], tokens.to(device)))
-    found = torch.stack(scores, 1).cpu().numpy()
+        read = model.get_encoder()(**inputs).last_hidden_state
+    if several > 1:
+        read, mask = read.repeat_interleave(several, 0), mask.repeat_interleave(several, 0)
+        names = names if isinstance(names, str) else [name for name in names for _ in range(several)]
+    scores = []
+    with rows(model, names), generated_once(grafts_of(model)):
+        for first in range(0, most, several):
+            some = [
+                own[place] if place < len(own) else [] for own in answers for place in range(first, first + several)
+            ]
+            chances = written_after(model, BaseModelOutput(read), mask, padded(some, IGNORED).to(mask.device))
+            scores.append(chances.view(-1, several))
+    found = torch.cat(scores, 1)[:, :most].cpu().numpy()
     for row, own in enumerate(answers):
         found[row, len(own) :] = -np.inf
     return found
+
+
+def answers_at_once(rows: int, device: torch.device) -> int:
+    """How many answers of each row go through the decoder side by side: where launching is what takes time, several."""
+    return max(1, MOST_ANSWERS // rows) if device.type == "cuda" else 1
 
 
 def written_after(model: Any, read: Any, mask: Tensor, tokens: Tensor) -> Tensor:
