@@ -18,7 +18,7 @@ import torch
 
 import taskgraft as tg
 from taskgraft.errors import Diverged, GraftError
-from taskgraft.experiments import arms, company, few_shot, glue, lab, span_ablation, study
+from taskgraft.experiments import arms, company, few_shot, glue, lab, span_ablation, study, task_map
 from taskgraft.experiments.data import CLASSIFICATION, GLUE, capped, load
 from taskgraft.experiments.lab import Job, Lab, Setup
 from taskgraft.experiments.names import EXPERIMENTS
@@ -41,6 +41,7 @@ TASKS = {
     "few-shot": "cola,mrpc,trec,scitail",
     "low-resource": "mrpc,qqp",
     "task-map": "cola,mrpc,rte",
+    "hyper-start": "cola,mrpc,rte",
 }
 
 
@@ -366,6 +367,27 @@ def test_tasks_in_company_are_learned_in_one_run_and_count_by_their_metrics(setu
     assert found.average("a") == pytest.approx(sum(run["test"] for run in found.records) / 2)
 
 
+@pytest.mark.parametrize("changes", [{}, {"projector": False}, {"conditional_norm": False}])
+def test_how_far_task_embeddings_have_moved(changes: dict[str, Any], setup: Setup) -> None:
+    made = Lab(replace(setup, protocol="hyperformer", steps=2, trials=1))
+    tasks, method = ["cola", "mrpc", "rte"], company.hyperformer(made, **changes)
+    found = {}
+    for rate in (1e-12, 1e-2):
+        settings = made.settings_together(rate, None, 1, own_rate=rate)
+        run = made.run([Job(study.TOGETHER, method, settings, tuple(tasks))])
+        found[rate] = task_map.learned_map(made, method, next(iter(run.values())), tasks)
+    assert found[1e-12].moved < 1e-6 < 1e-3 < found[1e-2].moved
+    assert found[1e-12].start == pytest.approx(found[1e-12].map.separation) == found[1e-2].start
+
+
+def test_of_all_groupings_so_many_lie_as_far_apart() -> None:
+    groups = {"a": "x", "b": "x", "c": "y", "d": "y"}
+    apart = {"a": [0.0, 0.0], "b": [0.1, 0.0], "c": [5.0, 0.0], "d": [5.1, 0.0]}
+    assert task_map.chance(apart, groups) == pytest.approx(1 / 3)  # of three ways to make two pairs
+    mixed = {"a": apart["a"], "c": apart["b"], "b": apart["c"], "d": apart["d"]}
+    assert task_map.chance(mixed, groups) == 1.0
+
+
 def test_on_a_model_that_writes_a_new_task_is_also_learned_under_other_numbers(data: Path, tmp_path: Path) -> None:
     tasks = ("cola", "mrpc", "trec")
     made = Lab(Setup(tmp_path, "made", data, rows=20, seeds=1, epochs=1, trials=1, steps=2, tasks=tasks,
@@ -374,7 +396,7 @@ def test_on_a_model_that_writes_a_new_task_is_also_learned_under_other_numbers(d
     report = few_shot.run(made)
     assert set(report.found) == {"published", "remapped"}
     names = [run["name"] for run in report.runs]
-    assert len(names) == 3 * 2 * 2 and sum(name.endswith(".remapped") for name in names) == 6  # methods, sizes
+    assert len(names) == 3 * (2 + 1) and sum(name.endswith(".remapped") for name in names) == 3  # methods, sizes
     assert len(list((tmp_path / "joints").glob("together.*"))) == 3
 
 

@@ -48,7 +48,7 @@ def reproduce(
     trials: Annotated[int | None, size("Settings of a method and task to choose from.", default="6", min=1)] = None,
     epochs: Annotated[int | None, size("Passes over the rows, at most.", default="by the method", min=1)] = None,
     steps: Annotated[
-        int | None, size("Of a run of several tasks together.", default="3000; 262144 with --full", min=1)
+        int | None, size("Of a run of several tasks together.", default="5000; 262144 with --full", min=1)
     ] = None,
     configurations: Annotated[int, size("That the search without a backbone tries.", min=1)] = 200,
     workers: Annotated[int, size("Processes for runs that cannot share passes.", min=1)] = 1,

@@ -61,7 +61,7 @@ class Setup:
     seeds: int = 3
     epochs: int | None = None  # at most
     trials: int | None = None  # of each method and task, at most
-    steps: int = 3_000  # of a run of several tasks together
+    steps: int = 5_000  # of a run of several tasks together
     tasks: tuple[str, ...] = ()  # of the experiment's own, if not all
     configurations: int = 200  # of the search without a backbone
     workers: int = 1  # processes that share the device
@@ -236,14 +236,12 @@ class Lab:
             epochs = min(epochs, most, self.setup.epochs or epochs)
         return Settings(learning_rate=rate, epochs=epochs, seed=seed, **fixed)
 
-    def settings_together(
-        self, rate: float | None, steps: int | None, seed: int, validations: int = VALIDATIONS, **changes: Any
-    ) -> Settings:
+    def settings_together(self, rate: float | None, steps: int | None, seed: int, **changes: Any) -> Settings:
         """Those of HyperFormer for tasks in company: temperature 10, 500 steps of warm-up, no decay, and on models that
         write smoothed labels; at the default size fewer steps of more rows. Validated at some points of a run.
         """
         steps = self.setup.steps if steps is None else min(steps, self.setup.steps)
-        points = min(validations, steps, self.setup.epochs or steps)
+        points = min(VALIDATIONS, steps, self.setup.epochs or steps)
         writes = bool(self.backbone.model.config.is_encoder_decoder)
         fixed: dict[str, Any] = {
             "batch_size": 32 if self.setup.full else 64, "average": 0.0, "patience": 1000, "weight_decay": 0.0,

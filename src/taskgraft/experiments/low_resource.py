@@ -50,7 +50,7 @@ def run(lab: Lab) -> Report:
     judged = "" if lab.setup.full else f", at most {JUDGED:,} test rows of each"
     note = (
         f"Mean over all columns of {len(tasks)} tasks{judged}; ± is the deviation over {lab.setup.seeds} seeds, each "
-        "with rows of its own, the same for every method. Rates chosen by validation on the first.\n"
+        f"with rows of its own, the same for every method. Rates chosen by validation on {middle_of(sizes):,} rows.\n"
     )
     table = f"{markdown_table(['rows of each task', *(f'{size:,}' for size in sizes)], body)}\n{note}"
     figure = sizes_figure(curves, "rows of each task", "points", f"Few rows, {lab.backbone.name}")
@@ -66,29 +66,31 @@ def run(lab: Lab) -> Report:
 
 
 def runs_of(lab: Lab, tasks: tuple[str, ...], sizes: list[int]) -> dict[tuple[str, int], list[Record]]:
-    """By method and size its runs, one a seed; the rate of each is the best by validation on the first seed."""
-    methods = company.together(lab)
+    """By method and size its runs, one a seed; each method's rate is the best by validation at the middle size."""
+    methods, middle, seeds = company.together(lab), middle_of(sizes), range(lab.setup.seeds)
     steps = None if lab.setup.full else STEPS
 
     def few(name: str, rate: float, size: int, seed: int) -> Few:
-        settings = lab.settings_together(rate, steps, seed)
-        return Few(Job(TOGETHER, methods[name], settings, tasks), size, seed)
+        return Few(Job(TOGETHER, methods[name], lab.settings_together(rate, steps, seed), tasks), size, seed)
 
-    cells = [(name, size) for name in methods for size in sizes]
     rates = {name: company.rates(lab, method) for name, method in methods.items()}
-    first = learned(lab, (few(name, rate, size, 0) for name, size in cells for rate in rates[name]))
-    chosen: dict[tuple[str, int], float] = {}
-    for name, size in cells:
-        tried = [(first[few(name, rate, size, 0)], rate) for rate in rates[name]]
+    first = learned(lab, (few(name, rate, middle, 0) for name in methods for rate in rates[name]))
+    chosen: dict[str, float] = {}
+    for name in methods:
+        tried = [(first[few(name, rate, middle, 0)], rate) for rate in rates[name]]
         ended = [(record["validation"], rate) for record, rate in tried if record["error"] is None]
         if not ended:
-            raise GraftError(f"no run of {name!r} with {size} rows ended: {tried[0][0]['error']}")
-        chosen[name, size] = max(ended, key=lambda pair: pair[0])[1]
-    seeds = range(lab.setup.seeds)
-    rest = learned(lab, (few(name, chosen[name, size], size, seed) for name, size in cells for seed in seeds))
+            raise GraftError(f"no run of {name!r} with {middle} rows ended: {tried[0][0]['error']}")
+        chosen[name] = max(ended, key=lambda pair: pair[0])[1]
+    cells = [(name, size) for name in methods for size in sizes]
+    rest = learned(lab, (few(name, chosen[name], size, seed) for name, size in cells for seed in seeds))
     if broken := [record for record in rest.values() if record["error"] is not None]:
-        raise GraftError(f"run {broken[0]['name']} failed on a further seed: {broken[0]['error']}")
-    return {(name, size): [rest[few(name, chosen[name, size], size, seed)] for seed in seeds] for name, size in cells}
+        raise GraftError(f"run {broken[0]['name']} failed: {broken[0]['error']}")
+    return {(name, size): [rest[few(name, chosen[name], size, seed)] for seed in seeds] for name, size in cells}
+
+
+def middle_of(sizes: list[int]) -> int:
+    return sizes[len(sizes) // 2]
 
 
 def learned(lab: Lab, wanted: Iterable[Few]) -> dict[Few, Record]:

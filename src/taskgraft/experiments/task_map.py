@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import permutations
+from typing import Any
 
+import numpy as np
 from scipy.spatial.distance import cdist
 
 from taskgraft.experiments import company
 from taskgraft.experiments.data import GLUE
-from taskgraft.experiments.lab import Lab
+from taskgraft.experiments.lab import Lab, Record
 from taskgraft.experiments.report import Report, about
 from taskgraft.experiments.study import study
+from taskgraft.methods import Method
 from taskgraft.reports.tables import markdown_table
-from taskgraft.reports.taskmap import separation_of, stacked, task_map, task_map_figure
+from taskgraft.reports.taskmap import TaskMap, separation_of, stacked, task_map, task_map_figure
+from taskgraft.training.session import mounted
 
 TASKS = GLUE
 GROUPS = {
@@ -21,48 +27,88 @@ GROUPS = {
     "mrpc": "paraphrase", "qqp": "paraphrase", "stsb": "paraphrase",
     "cola": "one sentence", "sst2": "one sentence",
 }  # fmt: skip
+HEADER = ["", "between over within", "groupings at least as far apart", "at the start", "moved"]
+Vectors = Mapping[str, Sequence[float]]
 
 
 def run(lab: Lab) -> Report:
     """The map of HyperFormer++ as `hyper-glue` trains it, one for each seed; the figure is the first seed's."""
     tasks = lab.chosen(TASKS)
-    groups = {name: GROUPS[name] for name in tasks}
     found = study(lab, tasks, [company.arm(lab, company.PLUS, company.hyperformer(lab))])
-    runs = found.cell(company.PLUS, tasks[0]).runs
-    maps = [task_map(run["embeddings"], groups=groups) for run in runs]
-    chances = [chance(run["embeddings"], groups) for run in runs]
-    body = [[f"seed {seed}", number(each.separation), number(share)]
-            for seed, (each, share) in enumerate(zip(maps, chances, strict=True))]  # fmt: skip
-    known = [each.separation for each in maps if each.separation is not None]
-    body.append(["mean", number(statistics.fmean(known) if known else None), ""])
-    header = ["", "between over within", "groupings at least as far apart"]
-    note = (
-        "Mean distance between the embeddings of tasks of different groups over that within a group: above 1, related "
-        "tasks lie together. Beside it, of all ways to part the tasks into groups of these sizes, the share that lie "
-        f"as far apart or farther. Groups: {'; '.join(f'{name}: {of}' for name, of in grouped(groups).items())}.\n"
-    )
-    nearest = [[task, *(each.neighbours[task][0] for each in maps)] for task in tasks]
+    maps = [learned_map(lab, company.hyperformer(lab), run, tasks) for run in found.cell(company.PLUS, tasks[0]).runs]
+    body = [[f"seed {seed}", *each.cells] for seed, each in enumerate(maps)]
+    separations = [each.map.separation for each in maps]
+    known = [value for value in separations if value is not None]
+    body.append(["mean", number(statistics.fmean(known) if known else None), "", "", ""])
+    nearest = [[task, *(each.map.neighbours[task][0] for each in maps)] for task in tasks]
     neighbours = ["task", *(f"nearest, seed {seed}" for seed in range(len(maps)))]
     return Report(
         f"Task embeddings on {lab.backbone.name}",
-        [about(lab), markdown_table(header, body), note, markdown_table(neighbours, nearest)],
-        {"separations": [each.separation for each in maps], "chances": chances,
-         "maps": [each.to_json() for each in maps]},
+        [about(lab), markdown_table(HEADER, body), note(tasks), markdown_table(neighbours, nearest)],
+        {"separations": separations, "maps": [each.to_json() for each in maps]},
         found.records,
         (),
-        {"task-map": task_map_figure(maps[0])},
-    )  # fmt: skip
+        {"task-map": task_map_figure(maps[0].map)},
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Learned:
+    """The map of a run's task embeddings, and how they came there."""
+
+    map: TaskMap
+    chance: float | None  # the share of all groupings of the same sizes that are at least as far apart
+    start: float | None  # the separation of the embeddings that the run began with
+    moved: float  # how far an embedding has gone, as a share of its length
+
+    @property
+    def cells(self) -> list[str]:
+        return [number(self.map.separation), number(self.chance), number(self.start), f"{100 * self.moved:.1f} %"]
+
+    def to_json(self) -> dict[str, Any]:
+        return {**self.map.to_json(), "chance": self.chance, "start": self.start, "moved": self.moved}
+
+
+def note(tasks: Sequence[str]) -> str:
+    """What the columns are."""
+    groups: dict[str, list[str]] = {}
+    for task in tasks:
+        groups.setdefault(GROUPS[task], []).append(task)
+    said = "; ".join(f"{name}: {', '.join(own)}" for name, own in groups.items())
+    return (
+        "Mean distance between the embeddings of tasks of different groups over that within a group: above 1, related "
+        "tasks lie together. Beside it, of all ways to part the tasks into groups of these sizes, the share that lie "
+        "as far apart or farther; the same distance before training, when embeddings are random; and how far an "
+        f"embedding has moved since, as a share of its length. Groups: {said}.\n"
+    )
 
 
 def number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 
-def grouped(groups: dict[str, str]) -> dict[str, str]:
-    return {group: ", ".join(name for name, own in groups.items() if own == group) for group in groups.values()}
+def learned_map(lab: Lab, method: Method, run: Record, tasks: Sequence[str]) -> Learned:
+    groups = {name: GROUPS[name] for name in tasks}
+    first = first_embeddings(lab, method, tasks, run["seed"])
+    last: Vectors = {name: run["embeddings"][name] for name in tasks}
+    before, after = stacked(first), stacked(last)
+    moved = np.linalg.norm(after - before, axis=1) / np.linalg.norm(before, axis=1)
+    return Learned(
+        map=task_map(last, groups=groups),
+        chance=chance(last, groups),
+        start=separation_of(cdist(before, before), list(groups.values())),
+        moved=float(moved.mean()),
+    )
 
 
-def chance(embeddings: dict[str, list[float]], groups: dict[str, str]) -> float | None:
+def first_embeddings(lab: Lab, method: Method, tasks: Sequence[str], seed: int) -> Vectors:
+    """Those that a run begins with, which its seed decides."""
+    model = lab.backbone.model
+    with mounted(model, dict.fromkeys(tasks), method, seed):
+        return {name: model.taskgraft.read(name)["task.embedding"].tolist() for name in tasks}
+
+
+def chance(embeddings: Vectors, groups: Mapping[str, str]) -> float | None:
     """The share of all groupings of the same sizes whose separation is at least that of these groups."""
     vectors = stacked({name: embeddings[name] for name in groups})
     distances = cdist(vectors, vectors)
