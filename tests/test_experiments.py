@@ -22,6 +22,7 @@ from taskgraft.experiments import arms, company, few_shot, glue, lab, span_ablat
 from taskgraft.experiments.data import CLASSIFICATION, GLUE, capped, load
 from taskgraft.experiments.lab import Job, Lab, Setup
 from taskgraft.experiments.names import EXPERIMENTS
+from taskgraft.experiments.pool import Pool
 from taskgraft.experiments.study import Arm, Option
 from taskgraft.tasks.benchmarks import BENCHMARKS, benchmark_named
 
@@ -139,6 +140,33 @@ def test_the_same_command_again_repeats_no_run(data: Path, backbone: str, result
     assert ", 0 of them to do" in done.err
 
 
+def test_several_at_once_share_their_runs(data: Path, backbone: str, tmp_path: Path) -> None:
+    words = [
+        "reproduce",
+        "hyper-glue,task-map",
+        "--data-dir",
+        str(data),
+        "--backbone",
+        backbone,
+        "--out",
+        str(tmp_path),
+    ]
+    words += [*SMALL, "--tasks", "cola,mrpc,rte"]
+    record = json.loads(well(*words, "--workers", "2", "--json").out.splitlines()[-1])
+    assert [each["experiment"] for each in record["experiments"]] == ["hyper-glue", "task-map"]
+    found = [json.loads((tmp_path / name / "results.json").read_text()) for name in ("hyper-glue", "task-map")]
+    runs, shared = ({run["name"] for run in each["runs"]} for each in found)
+    assert shared < runs and len(list((tmp_path / "runs").glob("*.json"))) == len(runs)
+    assert ", 0 of them to do" in well(*words).err, "the same as one after the other"
+
+
+def test_of_several_at_once_one_that_fails_ends_all(data: Path, backbone: str, tmp_path: Path) -> None:
+    words = ["reproduce", "task-map,low-resource", "--data-dir", str(data), "--backbone", backbone]
+    words += ["--out", str(tmp_path), *SMALL, "--tasks", "cola,mrpc,rte", "--workers", "2", "--rows", "40"]
+    done = taskgraft(*words)
+    assert done.code == 2 and "--rows 40 is below the fewest rows of this experiment: 100" in done.err
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -226,9 +254,10 @@ def test_a_run_in_company_is_what_it_is_alone(setup: Setup, tmp_path: Path) -> N
 
 def test_workers_do_what_one_process_does(setup: Setup, tmp_path: Path) -> None:
     full = tg.FullFineTuning(pooling="mean", backbone_dropout=False, head_dropout=0.0)
-    here, there = Lab(replace(setup, runs=tmp_path / "a")), Lab(replace(setup, runs=tmp_path / "b", workers=2))
+    here = Lab(replace(setup, runs=tmp_path / "a"))
     jobs = [job(here, method=full, seed=seed) for seed in range(2)]
-    one, two = here.run(jobs), there.run(jobs)
+    with Pool(2) as pool:
+        one, two = here.run(jobs), Lab(replace(setup, runs=tmp_path / "b"), pool).run(jobs)
     assert [one[each]["answers"] for each in jobs] == [two[each]["answers"] for each in jobs]
 
 

@@ -135,7 +135,8 @@ def chosen(lab: Lab, tasks: Sequence[str]) -> dict[str, Job]:
                for rate in company.rates(lab, methods[name])]
         for name in METHODS
     }  # fmt: skip
-    share_out(lab, [job for each in jobs.values() for job in each if lab.known(job) is None], trained)
+    left = [job for each in jobs.values() for job in each if lab.known(job) is None]
+    share_out(lab, left, trained, key=lambda job: (lab.path(job),))
     best = {}
     for name, each in jobs.items():
         known = [(job, lab.known(job) or {}) for job in each]
@@ -143,7 +144,8 @@ def chosen(lab: Lab, tasks: Sequence[str]) -> dict[str, Job]:
         if not ended:
             raise GraftError(f"no run of {name!r} ended: {known[0][1]['error']}")
         best[name] = max(ended, key=lambda pair: float(pair[0]))[1]
-    share_out(lab, list(best.values()), trained)  # where another experiment kept no more than the record
+    # Where another experiment kept no more than the record:
+    share_out(lab, list(best.values()), trained, key=lambda job: (lab.path(job), "weights"))
     return best
 
 

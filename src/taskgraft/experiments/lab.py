@@ -11,11 +11,9 @@ import json
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,6 +22,7 @@ from taskgraft.backbones.load import Backbone, load_backbone
 from taskgraft.errors import Diverged, GraftError
 from taskgraft.experiments.data import is_at_hand, judged_on, load
 from taskgraft.experiments.names import Protocol
+from taskgraft.experiments.pool import Call, Pool
 from taskgraft.grafts.fingerprint import fingerprint
 from taskgraft.grafts.joint import Joint, load_joint
 from taskgraft.methods import HyperFormer, Method, Pooling
@@ -64,7 +63,6 @@ class Setup:
     steps: int = 5_000  # of a run of several tasks together
     tasks: tuple[str, ...] = ()  # of the experiment's own, if not all
     configurations: int = 200  # of the search without a backbone
-    workers: int = 1  # processes that share the device
     full: bool = False  # the paper's grid
     runs_only: bool = False  # no tables: the same command without it makes them of these runs
     pooling: Pooling | None = None  # None: the backbone's habit
@@ -98,10 +96,13 @@ class Job:
 
 
 class Lab:
-    """A backbone, tasks, and the runs of them that have ended."""
+    """A backbone, tasks, and the runs of them that have ended.
 
-    def __init__(self, setup: Setup) -> None:
-        self.setup = setup
+    Those that have not are run here, or in the processes of a `pool`, where the labs of lower `rank` go first.
+    """
+
+    def __init__(self, setup: Setup, pool: Pool | None = None, rank: int = 0) -> None:
+        self.setup, self.pool, self.rank = setup, pool, rank
         self._tasks: dict[str, Task] = {}
         self._hashes: dict[str, str] = {}
         self._joints: dict[Path, Joint] = {}
@@ -120,10 +121,13 @@ class Lab:
     def at(self, rows: int, draw: int, judged: int | None) -> Lab:
         """The same with other rows."""
         if (rows, draw, judged) not in self._others:
-            other = Lab(replace(self.setup, rows=rows, draw=draw, judged=judged))
-            other.__dict__["backbone"], other.__dict__["fingerprint"] = self.backbone, self.fingerprint
+            other = Lab(replace(self.setup, rows=rows, draw=draw, judged=judged), self.pool, self.rank)
+            other.share_backbone(self)
             self._others[rows, draw, judged] = other
         return self._others[rows, draw, judged]
+
+    def share_backbone(self, other: Lab) -> None:
+        self.__dict__["backbone"], self.__dict__["fingerprint"] = other.backbone, other.fingerprint
 
     def task(self, name: str) -> Task:
         """A task's rows, at most as many as the setup has."""
@@ -199,9 +203,8 @@ class Lab:
         left = [job for job in wanted if self.known(job) is None]
         say(f"{len(wanted)} runs, {len(left)} of them to do")
         together, alone = units_of(self, left)
-        for unit in together:
-            do(self, unit)
-        share_out(self, alone, do_one)
+        units = [*together, *([job] for job in alone)]
+        share_out(self, units, do, key=lambda unit: tuple(map(self.path, unit)))
         found = {job: self.known(job) for job in wanted}
         return {job: record for job, record in found.items() if record is not None}
 
@@ -295,36 +298,33 @@ def steps_of(lab: Lab, job: Job) -> int:
     return steps * (job.settings.epochs or 1)
 
 
-def share_out(lab: Lab, items: Sequence[Item], work: Callable[[Lab, Item], object]) -> None:
-    """Do each item's work, one after the other here, or in processes that share the device; `work` is found by name."""
-    if lab.setup.workers == 1 or len(items) < 2:
+def share_out(
+    lab: Lab,
+    items: Sequence[Item],
+    work: Callable[[Lab, Item], object],
+    key: Callable[[Item], Hashable] = lambda item: item,
+) -> None:
+    """Do each item's work, one after the other here, or in processes that share the device; `work` is found by name.
+
+    Items with the same key are the same, whichever experiment asks for them.
+    """
+    if lab.pool is None:
         for item in items:
             work(lab, item)
-        return
-    workers = min(lab.setup.workers, len(items))
-    with ProcessPoolExecutor(workers, get_context("spawn"), begin, (lab.setup,)) as pool:
-        waiting = [pool.submit(there, work, item) for item in items]
-        try:
-            for each in as_completed(waiting):
-                each.result()
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    else:
+        lab.pool.do([Call(key(item), there, (lab.setup, work, item)) for item in items], lab.rank)
 
 
-THERE: list[Lab] = []  # in a worker: its lab
+THERE: dict[Setup, Lab] = {}  # in a process of a pool: a lab for each experiment
 
 
-def begin(setup: Setup) -> None:
-    THERE.append(Lab(setup))
-
-
-def there(work: Callable[[Lab, Item], object], item: Item) -> None:
-    work(THERE[0], item)
-
-
-def do_one(lab: Lab, job: Job) -> None:
-    do(lab, [job])
+def there(setup: Setup, work: Callable[[Lab, Item], object], item: Item) -> None:
+    if setup not in THERE:
+        before = next((lab for lab in THERE.values() if lab.setup.backbone == setup.backbone), None)
+        THERE[setup] = Lab(setup)
+        if before is not None:
+            THERE[setup].share_backbone(before)
+    work(THERE[setup], item)
 
 
 def do(lab: Lab, unit: Sequence[Job]) -> None:

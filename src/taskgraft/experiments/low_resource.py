@@ -10,7 +10,7 @@ from typing import Any
 from taskgraft.errors import GraftError
 from taskgraft.experiments import company
 from taskgraft.experiments.data import GLUE
-from taskgraft.experiments.lab import Job, Lab, Record, RunsDone, do_one, say, share_out
+from taskgraft.experiments.lab import Job, Lab, Record, RunsDone, do, say, share_out
 from taskgraft.experiments.report import Report, about, points
 from taskgraft.experiments.study import TOGETHER
 from taskgraft.reports.experiments import sizes_figure
@@ -98,13 +98,13 @@ def learned(lab: Lab, wanted: Iterable[Few]) -> dict[Few, Record]:
     listed = list(wanted)
     left = [few for few in listed if record_of(lab, few) is None]
     say(f"{len(listed)} runs, {len(left)} of them to do")
-    share_out(lab, left, learn)
+    share_out(lab, left, learn, key=lambda few: (rows_of(lab, few).path(few.job),))
     found = {few: record_of(lab, few) for few in listed}
     return {few: record for few, record in found.items() if record is not None}
 
 
 def learn(lab: Lab, few: Few) -> None:
-    do_one(rows_of(lab, few), few.job)
+    do(rows_of(lab, few), [few.job])
 
 
 def record_of(lab: Lab, few: Few) -> Record | None:

@@ -153,7 +153,7 @@ def environment(lab: Lab, tasks: Sequence[str], runs: Sequence[Record]) -> dict[
         "backbone": {"name": lab.backbone.name, "sha256": lab.fingerprint, "parameters": parameters(lab)},
         "setup": {
             "rows": setup.rows, "seeds": setup.seeds, "epochs": setup.epochs, "trials": setup.trials,
-            "workers": setup.workers, "full": setup.full, "pooling": setup.pooling, "steps": setup.steps,
+            "full": setup.full, "pooling": setup.pooling, "steps": setup.steps,
         },
         "tasks": {name: lab.task(name).to_json() for name in tasks},
         "written": datetime.now(UTC).isoformat(timespec="seconds"),
