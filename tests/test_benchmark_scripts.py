@@ -62,6 +62,16 @@ def test_the_gpu_command_writes_its_results_and_says_what_it_left_out(tmp_path: 
     assert record["hardware"]["cpu"] and record["sides"]["ours"]["torch"] == torch.__version__
 
 
+@pytest.mark.slow
+def test_the_company_command_counts_steps_of_runs_alone_and_at_once(tmp_path: Path) -> None:
+    arguments = ["--steps", "16", "--methods", "dagger", "--processes", "2", "--out", str(tmp_path)]
+    done = run_script("company.py", *arguments)
+    assert done.returncode == 0, done.stderr
+    record = json.loads((tmp_path / "company.json").read_text())
+    assert [run["method"] for run in record["alone"]] == ["dagger"] and record["alone"][0]["ms"] > 0
+    assert record["at_once"][0]["processes"] == 2 and "ms a step" in done.stdout
+
+
 def test_the_cpu_command_without_peers_names_the_fix(tmp_path: Path) -> None:
     done = run_script("cpu.py", "--out", str(tmp_path), "--only", "forward")
     assert done.returncode == 0, done.stderr

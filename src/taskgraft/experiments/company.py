@@ -60,9 +60,13 @@ def arm(lab: Lab, name: str, method: Method) -> Arm:
 
 def alone(lab: Lab, name: str, method: Method, tasks: Sequence[str]) -> Arm:
     """Each task by itself, for its share of the steps that all have together, in batches of the same size."""
-    size = lab.settings_together(None, None, 0).batch_size
-    given = (("batch_size", size), ("steps", max(1, lab.setup.steps // len(tasks))))
+    given = (("batch_size", batch_size(lab)), ("steps", max(1, lab.setup.steps // len(tasks))))
     return Arm(name, tuple(Option(method, rate, None, given) for rate in rates(lab, method)))
+
+
+def batch_size(lab: Lab) -> int:
+    """Rows of a step of several tasks together."""
+    return lab.settings_together(None, None, 0).batch_size
 
 
 def columns_of(lab: Lab, tasks: Sequence[str]) -> list[tuple[str, str]]:
@@ -82,7 +86,10 @@ def columns_table(lab: Lab, found: Study, against: Differences, base: str) -> st
         weight = copies(mean, len(found.tasks), total, whole=name in (SINGLE_FULL, FULL))
         body.append([name, weight, share(mean, total), *map(points, scores), points(found.average(name)), gap])
     header = ["method", "all tasks", "trained per task", *(f"{t} {m}" for t, m in columns), "average", f"less {base}"]
+    together = {run["steps"] for name in found.arms for cell in found.row(name) for run in cell.runs if "tasks" in run}
+    steps = " or ".join(f"{count:,}" for count in sorted(together))
     note = (
+        f"Tasks that learn together have {steps} steps of {batch_size(lab)} rows. "
         f"The average is over the {len(columns)} columns. Parameters of all tasks as multiples of the backbone's "
         f"{count_text(total)}; what tasks share is split evenly among them. Differences with their 95 % interval.\n"
     )

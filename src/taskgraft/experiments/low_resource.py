@@ -48,9 +48,12 @@ def run(lab: Lab) -> Report:
     highest = [max(curves, key=lambda name, at=at: curves[name][at][1]) for at in range(len(sizes))]  # type: ignore[misc]
     body.append(["highest", *highest])
     judged = "" if lab.setup.full else f", at most {JUDGED:,} test rows of each"
+    steps = {run["steps"] for runs in found.values() for run in runs}
+    said = " or ".join(f"{count:,}" for count in sorted(steps))
     note = (
-        f"Mean over all columns of {len(tasks)} tasks{judged}; ± is the deviation over {lab.setup.seeds} seeds, each "
-        f"with rows of its own, the same for every method. Rates chosen by validation on {middle_of(sizes):,} rows.\n"
+        f"Runs of {said} steps of {company.batch_size(lab)} rows. Mean over all columns of {len(tasks)} tasks{judged}; "
+        f"± is the deviation over {lab.setup.seeds} seeds, each with rows of its own, the same for every method. Rates "
+        f"chosen by validation on {middle_of(sizes):,} rows.\n"
     )
     table = f"{markdown_table(['rows of each task', *(f'{size:,}' for size in sizes)], body)}\n{note}"
     figure = sizes_figure(curves, "rows of each task", "points", f"Few rows, {lab.backbone.name}")

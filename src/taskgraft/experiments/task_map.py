@@ -44,7 +44,13 @@ def run(lab: Lab) -> Report:
     neighbours = ["task", *(f"nearest, seed {seed}" for seed in range(len(maps)))]
     return Report(
         f"Task embeddings on {lab.backbone.name}",
-        [about(lab), markdown_table(HEADER, body), note(tasks), markdown_table(neighbours, nearest)],
+        [
+            about(lab),
+            f"HyperFormer++ after {found.records[0]['steps']:,} steps of {company.batch_size(lab)} rows.\n",
+            markdown_table(HEADER, body),
+            note(tasks),
+            markdown_table(neighbours, nearest),
+        ],
         {"separations": separations, "maps": [each.to_json() for each in maps]},
         found.records,
         (),
