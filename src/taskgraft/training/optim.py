@@ -241,7 +241,6 @@ class AdamW(torch.optim.Optimizer):
         now = torch.stack([self.rate * group["lr"], self.clip_norm, self.active.double()])
         rates, clips, active = now.to(table.device, non_blocking=True)
         table.step(rates, clips, active, self.steps, group["betas"], group["eps"])
-        torch.autograd.graph.increment_version([p for _, p, _ in owned])  # what a kernel writes, torch does not see
         torch.autograd.graph.increment_version([parameter for _, parameter, _ in owned])  # written by address
 
     def _update(self, only: int | None, owner: int, clip: float) -> None:
