@@ -322,7 +322,7 @@ class Losses:
         if parts.is_cuda:
             self._parts = torch.empty(parts.shape, dtype=parts.dtype, pin_memory=True)
             self._parts.copy_(parts, non_blocking=True)
-            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._arrived = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # a core is free meanwhile
             self._arrived.record()
         else:
             self._parts = parts
