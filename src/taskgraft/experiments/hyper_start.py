@@ -21,7 +21,6 @@ RATE = 1e-3
 OWN_RATE = 3e-2  # of task embeddings
 Changes = tuple[dict[str, Any], dict[str, Any]]  # of the method, and of the settings
 LINES: dict[str, Changes] = {
-    "no conditional norm": ({"conditional_norm": False}, {}),
     "no task projector": ({"projector": False}, {}),
     "neither of both": ({"conditional_norm": False, "projector": False}, {}),
 }

@@ -18,7 +18,7 @@ from taskgraft.reports.tables import markdown_table
 
 TASKS = GLUE
 SIZES = (100, 500, 1_000, 2_000, 4_000)
-STEPS = 1_000
+STEPS = 600
 JUDGED = 1_000  # test rows of a task, drawn at random
 
 
