@@ -12,6 +12,7 @@ import transformers as hf
 import taskgraft as tg
 from taskgraft.backbones.fused import (
     Cast,
+    Fused,
     cast_once,
     cast_together,
     fused,
@@ -20,7 +21,9 @@ from taskgraft.backbones.fused import (
     replaceable,
     rms_norm,
 )
+from taskgraft.grafts.fingerprint import fingerprint
 
+import tiny
 from families import T5, perturb
 
 
@@ -85,7 +88,7 @@ def test_frozen_layers_are_cast_once_and_give_what_autocast_gives(model: Any, mo
 
         plain, weights = logits(), {name: id(value) for name, value in model.named_parameters()}
         monkeypatch.setattr(torch.Tensor, "is_cuda", True)
-        with cast_once(model, torch.bfloat16):
+        with Fused(cast_once(model, torch.bfloat16)):
             kinds = {name: value.dtype for name, value in model.named_parameters()}
             assert torch.equal(logits(), plain)
         linear = [name for name, value in kinds.items() if value == torch.bfloat16]
@@ -99,7 +102,7 @@ def test_frozen_layers_are_cast_once_and_give_what_autocast_gives(model: Any, mo
 def test_what_is_trained_is_cast_together_and_gets_its_gradients(model: Any) -> None:
     tg.graft(model, tg.FullFineTuning(), {"a": None})
     try:
-        with cast_once(model, torch.bfloat16):
+        with Fused(cast_once(model, torch.bfloat16)):
             assert {value.dtype for value in model.parameters()} == {torch.float32}
         inputs = {"input_ids": torch.randint(1, 90, (4, 6)), "decoder_input_ids": torch.randint(1, 90, (4, 3))}
 
@@ -111,7 +114,7 @@ def test_what_is_trained_is_cast_together_and_gets_its_gradients(model: Any) -> 
             return [logits.detach(), *(p.grad.clone() for p in model.parameters())]
 
         plain, forward, weights = computed(), model.forward, [id(p) for p in model.parameters()]
-        with cast_together(model, torch.bfloat16):
+        with Fused(cast_together(model, torch.bfloat16)):
             assert list(inspect.signature(model.forward).parameters) == list(inspect.signature(forward).parameters)
             found = computed()
         assert model.forward == forward and [id(p) for p in model.parameters()] == weights
@@ -144,3 +147,27 @@ def test_on_a_cpu_and_after_the_block_a_model_is_as_it_was(model: Any, monkeypat
         assert "compute_bias" in vars(model.decoder.block[0].layer[0].SelfAttention)
     assert changed == {"T5LayerNorm", "NewGELUActivation"}
     assert not any({"forward", "compute_bias"} & set(vars(module)) for module in model.modules())
+
+
+def test_set_aside_a_model_is_as_it_was_and_the_same_forms_come_back() -> None:
+    layer = torch.nn.Linear(2, 2).requires_grad_(False)
+    own = layer.weight
+    with Fused([*cast_once(layer, torch.bfloat16), *cast_once(layer, torch.float16)]) as forms:
+        inside = layer.weight
+        assert inside.dtype == torch.float16
+        with forms.set_aside():
+            assert layer.weight is own
+        assert layer.weight is inside  # a recording reads its memory
+    assert layer.weight is own
+
+
+def test_runs_that_end_among_others_are_judged_and_kept_as_without_the_forms(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("taskgraft.training.loop.fused", lambda model, dtype: Fused(cast_once(model, dtype)))
+    backbone, task = tiny.backbone(), tiny.task(count=24)
+    settings = tg.Settings(epochs=1, precision="bf16", batch_size=8)
+    trials = [tg.Trial(name, task, tg.Adapter(size=4), settings) for name in ("a", "b")]
+    before = fingerprint(backbone.model)
+    runs = tg.fit_many(backbone, trials, lanes=1, progress=False)
+    for run in runs.values():
+        assert run.graft is not None and run.graft.backbone["sha256"] == before.sha256
+        assert tg.evaluate(backbone, run.graft, task)["score"] == run.score

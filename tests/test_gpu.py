@@ -16,6 +16,7 @@ from torch import Tensor
 import taskgraft as tg
 from taskgraft.backbones import graphs
 from taskgraft.backbones.fused import fused
+from taskgraft.grafts.fingerprint import fingerprint
 
 import tiny
 from families import SAMPLES, batch, build, perturb
@@ -578,3 +579,14 @@ def test_many_runs_at_once_equal_each_alone() -> None:
         for name, value in alone.graft.tensors.items():
             assert (run.graft.tensors[name].cpu() - value.cpu()).abs().max() <= 1e-4, (each.name, name)
         assert run.score == pytest.approx(alone.score, abs=1e-3)
+
+
+def test_many_runs_at_once_in_bfloat16_are_judged_and_kept_as_they_will_be_used() -> None:
+    backbone, task = tiny.backbone(), tiny.task(count=48)
+    settings = tg.Settings(epochs=2, batch_size=8, precision="bf16")
+    trials = [tg.Trial(name, task, tg.Adapter(size=4), settings) for name in ("a", "b", "c")]
+    before = fingerprint(backbone.model)
+    runs = tg.fit_many(backbone, trials, lanes=2, progress=False)
+    for run in runs.values():
+        assert run.graft is not None and run.graft.backbone["sha256"] == before.sha256
+        assert tg.evaluate(backbone, run.graft, task)["score"] == pytest.approx(run.score, abs=1e-6)

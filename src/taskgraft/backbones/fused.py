@@ -9,8 +9,8 @@ linear layers read writes what they read.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, cast
 
@@ -23,37 +23,61 @@ from taskgraft.nn.bottleneck import has_triton
 
 SUBLAYERS = ("LayerSelfAttention", "LayerCrossAttention", "LayerFF")  # of T5: their norm is read by linear layers alone
 Replacement = tuple[nn.Module, str, Callable[..., Any]]  # a module, one of its methods, and what stands in its place
+Place = tuple[dict[str, Any], str, Any]  # a table of a module, a name in it, and what is to stand there
+NOTHING = object()
 
 
-@contextmanager
-def fused(model: nn.Module, dtype: torch.dtype | None = None) -> Iterator[None]:
+class Fused:
+    """What stands in a model's tables for the length of a `with` block, and what stood there before afterwards."""
+
+    def __init__(self, places: Iterable[Place]) -> None:
+        self._places = list(places)
+
+    def __enter__(self) -> Fused:
+        self._exchange()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._exchange()
+
+    @contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """The model as it is without it, for a while; what was recorded with it stays good."""
+        self._exchange()
+        try:
+            yield
+        finally:
+            self._exchange()
+
+    def _exchange(self) -> None:
+        before = [(table, name, self._put(table, name, value)) for table, name, value in self._places]
+        self._places = before[::-1]
+
+    @staticmethod
+    def _put(table: dict[str, Any], name: str, value: Any) -> Any:
+        before = table.get(name, NOTHING)
+        if value is NOTHING:
+            del table[name]
+        else:
+            table[name] = value
+        return before
+
+
+def fused(model: nn.Module, dtype: torch.dtype | None = None) -> Fused:
     """Let a model on a GPU use the fused forms for the length of a `with` block: the same functions but for rounding.
 
     `dtype` is what autocast computes in, and then the model must be called under it; None: without autocast. On other
     devices the model's own operations are kept, to the bit.
     """
-    with ExitStack() as stack:
-        if next(model.parameters()).is_cuda:
-            stack.enter_context(replaced(list(replaceable(model, dtype))))
-            if dtype is not None:
-                stack.enter_context(cast_once(model, dtype))
-                stack.enter_context(cast_together(model, dtype))
-                stack.enter_context(read_in(model, dtype))
-        yield
+    if not next(model.parameters()).is_cuda:
+        return Fused(())
+    places: list[Place] = [(vars(module), method, other) for module, method, other in replaceable(model, dtype)]
+    if dtype is not None:
+        places += [*cast_once(model, dtype), *cast_together(model, dtype), *read_in(model, dtype)]
+    return Fused(places)
 
 
 # -- other forms of a module's methods
-
-
-@contextmanager
-def replaced(places: list[Replacement]) -> Iterator[None]:
-    for module, method, other in places:
-        module.__dict__[method] = other
-    try:
-        yield
-    finally:
-        for module, method, _ in places:
-            del module.__dict__[method]
 
 
 def replaceable(model: nn.Module, dtype: torch.dtype | None = None) -> Iterator[Replacement]:
@@ -93,28 +117,20 @@ def position_bias(attention: Any, dtype: torch.dtype | None, *args: Any, **kwarg
 # -- what linear layers read
 
 
-@contextmanager
-def cast_once(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
-    """Frozen linear layers with their weights in another dtype, for the length of a `with` block."""
-    before = [(table, name, weight) for table, name, weight in linear_weights(model) if not weight.requires_grad]
-    try:
-        for table, name, weight in before:
-            table[name] = nn.Parameter(weight.detach().to(dtype), requires_grad=False)
-        yield
-    finally:
-        for table, name, weight in before:
-            table[name] = weight
+def cast_once(model: nn.Module, dtype: torch.dtype) -> list[Place]:
+    """The weights of frozen linear layers in another dtype."""
+    return [
+        (table, name, nn.Parameter(weight.detach().to(dtype), requires_grad=False))
+        for table, name, weight in linear_weights(model)
+        if not weight.requires_grad
+    ]
 
 
-@contextmanager
-def cast_together(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
-    """Cast the weights of linear layers that are trained in one go at the beginning of each call, for the length of a
-    `with` block."""
+def cast_together(model: nn.Module, dtype: torch.dtype) -> list[Place]:
+    """A forward that begins with casting the weights of linear layers that are trained, in one go."""
     learns = any(weight.requires_grad for _, _, weight in linear_weights(model))
     if not learns or getattr(model, "is_gradient_checkpointing", False):  # what is recomputed would not find them
-        yield
-        return
-    before = model.__dict__.get("forward")
+        return []
     forward = model.forward
 
     def casting(*args: Any, **kwargs: Any) -> Any:
@@ -128,13 +144,7 @@ def cast_together(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
                 table[name] = weight
 
     cast(Any, casting).__signature__ = inspect.signature(forward)  # `generate` reads it
-    model.__dict__["forward"] = casting
-    try:
-        yield
-    finally:
-        del model.__dict__["forward"]
-        if before is not None:
-            model.__dict__["forward"] = before
+    return [(vars(model), "forward", casting)]
 
 
 class Cast(torch.autograd.Function):
@@ -171,17 +181,10 @@ def linear_weights(model: nn.Module) -> list[tuple[dict[str, Any], str, Tensor]]
     ]
 
 
-@contextmanager
-def read_in(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
-    """Norms with tasks' own weights write what linear layers read, where only these read it."""
-    sites = [norm for norm in norms_for_linears(model, wrapped=True) if isinstance(norm, NormSite)]
-    for site in sites:
-        site.read_in = dtype
-    try:
-        yield
-    finally:
-        for site in sites:
-            site.read_in = None
+def read_in(model: nn.Module, dtype: torch.dtype) -> list[Place]:
+    """Norms with tasks' own weights that write what linear layers read, where only these read it."""
+    norms = norms_for_linears(model, wrapped=True)
+    return [(vars(norm), "read_in", dtype) for norm in norms if isinstance(norm, NormSite)]
 
 
 def norms_for_linears(model: nn.Module, wrapped: bool = False) -> list[nn.Module]:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from taskgraft.backbones.fused import fused
+from taskgraft.backbones.fused import Fused, fused
 from taskgraft.backbones.graphs import forget_recordings, recorded
 from taskgraft.errors import Diverged, GraftError
 from taskgraft.nn.bank import corner
@@ -96,8 +96,8 @@ class Loop:
         self.model.train()
         try:
             computed_in = torch.bfloat16 if self.bf16 else None
-            with self._interrupts as interrupts, recorded(self.model), fused(self.model, computed_in):
-                while self._settle(watch):
+            with self._interrupts as interrupts, recorded(self.model), fused(self.model, computed_in) as forms:
+                while self._settle(watch, forms):
                     if self.team.size > 1 or not interrupts.asked:
                         self._step(watch)
                     stop = interrupts.asked if self.team.size == 1 else self._stop
@@ -117,7 +117,7 @@ class Loop:
                 "tokens: halve the batch size and double the accumulation, which trains the same, or lower max_length."
             ) from error
 
-    def _settle(self, watch: Watch) -> bool:
+    def _settle(self, watch: Watch, forms: Fused) -> bool:
         """Validate epochs that are through, and let lanes go that have ended, for their successors to come in.
 
         Whether any lane has a step to take.
@@ -140,7 +140,8 @@ class Loop:
                 lane.course.put(lane.course.kept)
                 for part in lane.course.parts.values():
                     part.targets.fold_into(self.model, part.name)
-            successor = watch.ended(lane)
+            with forms.set_aside():  # whoever reads the model then finds it as it is, and uses it so
+                successor = watch.ended(lane)
             self._since = time.perf_counter()
             if successor is None:
                 del self.lanes[place]
