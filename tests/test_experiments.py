@@ -140,7 +140,11 @@ def test_the_same_command_again_repeats_no_run(data: Path, backbone: str, result
     assert ", 0 of them to do" in done.err
 
 
-def test_several_at_once_share_their_runs(data: Path, backbone: str, tmp_path: Path) -> None:
+def test_several_at_once_share_their_runs_and_the_backbone(
+    data: Path, backbone: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded, own = [], lab.load_backbone
+    monkeypatch.setattr(lab, "load_backbone", lambda *args, **kwargs: loaded.append(args) or own(*args, **kwargs))
     words = [
         "reproduce",
         "hyper-glue,task-map",
@@ -153,6 +157,7 @@ def test_several_at_once_share_their_runs(data: Path, backbone: str, tmp_path: P
     ]
     words += [*SMALL, "--tasks", "cola,mrpc,rte"]
     record = json.loads(well(*words, "--workers", "2", "--json").out.splitlines()[-1])
+    assert len(loaded) == 1, "in this process"
     assert [each["experiment"] for each in record["experiments"]] == ["hyper-glue", "task-map"]
     found = [json.loads((tmp_path / name / "results.json").read_text()) for name in ("hyper-glue", "task-map")]
     runs, shared = ({run["name"] for run in each["runs"]} for each in found)

@@ -122,12 +122,15 @@ class Lab:
         """The same with other rows."""
         if (rows, draw, judged) not in self._others:
             other = Lab(replace(self.setup, rows=rows, draw=draw, judged=judged), self.pool, self.rank)
-            other.share_backbone(self)
+            other.share_backbone([self])
             self._others[rows, draw, judged] = other
         return self._others[rows, draw, judged]
 
-    def share_backbone(self, other: Lab) -> None:
-        self.__dict__["backbone"], self.__dict__["fingerprint"] = other.backbone, other.fingerprint
+    def share_backbone(self, others: Iterable[Lab]) -> None:
+        """Take over the backbone of the first of others that has the same."""
+        other = next((lab for lab in others if lab.setup.backbone == self.setup.backbone), None)
+        if other is not None:
+            self.__dict__["backbone"], self.__dict__["fingerprint"] = other.backbone, other.fingerprint
 
     def task(self, name: str) -> Task:
         """A task's rows, at most as many as the setup has."""
@@ -320,10 +323,9 @@ THERE: dict[Setup, Lab] = {}  # in a process of a pool: a lab for each experimen
 
 def there(setup: Setup, work: Callable[[Lab, Item], object], item: Item) -> None:
     if setup not in THERE:
-        before = next((lab for lab in THERE.values() if lab.setup.backbone == setup.backbone), None)
-        THERE[setup] = Lab(setup)
-        if before is not None:
-            THERE[setup].share_backbone(before)
+        lab = Lab(setup)
+        lab.share_backbone(THERE.values())
+        THERE[setup] = lab
     work(THERE[setup], item)
 
 

@@ -13,6 +13,8 @@ from itertools import count
 from multiprocessing import get_context
 from typing import Any
 
+MEMORY = 0.95  # of a GPU, for all processes
+
 
 @dataclass(frozen=True, eq=False)
 class Call:
@@ -37,12 +39,20 @@ class Asked:
     wanted: int = field(compare=False, default=1)
 
 
+def hold_to_share(workers: int) -> None:
+    """Let this process, one of so many, have its share of a GPU's memory and no more."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.set_per_process_memory_fraction(MEMORY / workers)
+
+
 class Pool:
     """So many processes, started when they are needed, for the length of a `with` block."""
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
-        self._executor = ProcessPoolExecutor(workers, get_context("spawn"))
+        self._executor = ProcessPoolExecutor(workers, get_context("spawn"), hold_to_share, (workers,))
         self._lock = threading.RLock()
         self._numbers = count()
         self._asked: dict[Hashable, Asked] = {}

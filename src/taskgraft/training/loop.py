@@ -23,8 +23,9 @@ from taskgraft.backbones.graphs import forget_recordings, recorded
 from taskgraft.errors import Diverged, GraftError
 from taskgraft.nn.bank import corner
 from taskgraft.training.course import Course
+from taskgraft.training.memory import is_out_of_memory
 from taskgraft.training.optim import AdamW
-from taskgraft.training.passes import LaneBatch, Piece, is_out_of_memory, losses_of, packed
+from taskgraft.training.passes import LaneBatch, Piece, losses_of, packed
 from taskgraft.training.predict import Prediction
 from taskgraft.training.progress import Interrupts
 from taskgraft.training.sampling import Batch

@@ -215,8 +215,14 @@ def tokens_that_fit(model: Any, device: torch.device, bf16: bool) -> int:
     # Of each token a layer keeps about a dozen vectors, the inner ones before and after the activation, and what the
     # norms and adapters keep in float32.
     kept_bytes = layers * (12 * config.hidden_size + 3 * inner) * (2 if bf16 else 4) + layers * 16 * config.hidden_size
-    free_bytes = torch.cuda.mem_get_info(device)[0]
-    return max(1, min(MOST_TOKENS, int(PASS_SHARE * free_bytes / kept_bytes)))
+    return max(1, min(MOST_TOKENS, int(PASS_SHARE * free_bytes(device) / kept_bytes)))
+
+
+def free_bytes(device: torch.device) -> int:
+    """Of a GPU's memory, as far as this process may use it."""
+    free, total = torch.cuda.mem_get_info(device)
+    allowed = torch.cuda.get_per_process_memory_fraction(device) * total - torch.cuda.memory_reserved(device)
+    return max(0, min(free, int(allowed)))
 
 
 def lanes_that_fit(grafts: Grafts, kinds: Iterable[str], device: torch.device) -> int:
@@ -228,14 +234,9 @@ def lanes_that_fit(grafts: Grafts, kinds: Iterable[str], device: torch.device) -
     ]
     lane_bytes = 4 * COPIES * sum(map(math.prod, shapes))
     if device.type == "cuda":
-        free_bytes = torch.cuda.mem_get_info(device)[0]
+        free = free_bytes(device)
     else:
         pages = "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES"
-        free_bytes = os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")
+        free = os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")
     most = MOST_LANES["cuda" if device.type == "cuda" else "cpu"]
-    return max(1, min(most, int(LANE_SHARE * free_bytes / lane_bytes)))
-
-
-def is_out_of_memory(error: RuntimeError) -> bool:
-    text = str(error).lower()
-    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in text or "can't allocate memory" in text
+    return max(1, min(most, int(LANE_SHARE * free / lane_bytes)))

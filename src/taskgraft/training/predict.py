@@ -20,8 +20,9 @@ from taskgraft.methods import HeadOnly
 from taskgraft.tasks.metrics import evaluate
 from taskgraft.tasks.squad import best_answers
 from taskgraft.tasks.wording import Wording
-from taskgraft.training.batches import evaluation_batches
+from taskgraft.training.batches import Rows, evaluation_batches
 from taskgraft.training.encode import Encoded
+from taskgraft.training.memory import in_parts
 from taskgraft.training.team import ALONE, Team
 from taskgraft.training.written import greedy, label_scores
 
@@ -89,16 +90,22 @@ def logits_of(
     """Every row's logits, in order, without padding: of tokens, or of classes that other tasks' heads have."""
     head = grafts_of(model).require(name).head
     assert head is not None
-    found: dict[int, npt.NDArray[Any]] = {}
-    lengths = encoded.lengths
-    for some in team.turns(evaluation_batches(encoded.lengths, batch_size)):
+    width, lengths = head.width, encoded.lengths
+
+    def logits_by_row(some: Rows) -> dict[int, npt.NDArray[Any]]:
         inputs, _ = encoded.batch(some.tolist(), device)
         with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
             output = forward(model, name, inputs)
         logits = output.logits if output.logits is not None else output.token_logits
         assert logits is not None
-        for row, values in zip(some.tolist(), logits.float().cpu().numpy(), strict=True):
-            found[row] = values[: head.width] if values.ndim == 1 else values[: lengths[row], : head.width]
+        return {
+            row: values[:width] if values.ndim == 1 else values[: lengths[row], :width]
+            for row, values in zip(some.tolist(), logits.float().cpu().numpy(), strict=True)
+        }
+
+    found: dict[int, npt.NDArray[Any]] = {}
+    for some in team.turns(evaluation_batches(lengths, batch_size)):
+        found |= in_parts(logits_by_row, some)
     found = team.pooled(found)
     return [found[row] for row in range(len(encoded))]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ from taskgraft.errors import GraftError
 from taskgraft.grafts.joint import Joint
 from taskgraft.nn.heads import LOSSES
 from taskgraft.tasks.wording import Wording
-from taskgraft.training.batches import evaluation_batches
+from taskgraft.training.batches import Rows, evaluation_batches
+from taskgraft.training.memory import in_parts
 from taskgraft.training.parts import Part
 from taskgraft.training.predict import Logits, evaluated_rows, logits_of
 from taskgraft.training.settings import Settings
@@ -45,28 +47,38 @@ def losses_of(model: Any, joint: Joint, part: Part, settings: Settings, device: 
 
 def written_loss(model: Any, task: str, part: Part, settings: Settings, device: torch.device) -> float:
     encoded = part.encoded["train"]
-    total = 0.0
-    for some in evaluation_batches(encoded.lengths, evaluated_rows(settings.batch_size, device)):
+
+    def losses_by_row(some: Rows) -> dict[int, float]:
         inputs, labels = encoded.batch(some.tolist(), device)
         assert labels is not None
         before = model.prepare_decoder_input_ids_from_labels(labels=labels)
         with rows(model, task):
             logits = model(**inputs, decoder_input_ids=before, use_cache=False).logits
-        total += float(LOSSES["tokens"](logits.float(), labels, 0.0)[0].sum())
-    return total / len(encoded)
+        losses = LOSSES["tokens"](logits.float(), labels, 0.0)[0]
+        return dict(zip(some.tolist(), losses.tolist(), strict=True))
+
+    found: dict[int, float] = {}
+    for some in evaluation_batches(encoded.lengths, evaluated_rows(settings.batch_size, device)):
+        found |= in_parts(losses_by_row, some)
+    return math.fsum(found.values()) / len(encoded)
 
 
 def features_of(model: Any, task: str, part: Part, settings: Settings, device: torch.device) -> npt.NDArray[np.float64]:
     """What a head of this task would read of the new task's training rows: [rows, d]."""
     grafts, encoded = grafts_of(model), part.encoded["train"]
     pooling = grafts.require(task).method.pooling or "mean"
-    found: npt.NDArray[np.float64] = np.empty((len(encoded), grafts.width))
-    for some in evaluation_batches(encoded.lengths, evaluated_rows(settings.batch_size, device)):
+
+    def features_by_row(some: Rows) -> dict[int, npt.NDArray[np.float64]]:
         inputs, _ = encoded.batch(some.tolist(), device)
         with rows(model, task):
             hidden = model(**inputs, output_hidden_states=True).hidden_states[-1]
-        found[some] = pooled(grafts, hidden, inputs.get("attention_mask"), pooling).double().cpu().numpy()
-    return found
+        features = pooled(grafts, hidden, inputs.get("attention_mask"), pooling).double().cpu().numpy()
+        return dict(zip(some.tolist(), features, strict=True))
+
+    found: dict[int, npt.NDArray[np.float64]] = {}
+    for some in evaluation_batches(encoded.lengths, evaluated_rows(settings.batch_size, device)):
+        found |= in_parts(features_by_row, some)
+    return np.stack([found[row] for row in range(len(encoded))])
 
 
 def targets_of(part: Part) -> npt.NDArray[np.float64]:

@@ -18,8 +18,9 @@ from taskgraft.backbones.api import grafts_of, rows
 from taskgraft.backbones.forward import generated_once
 from taskgraft.errors import GraftError
 from taskgraft.nn.heads import IGNORED
-from taskgraft.training.batches import evaluation_batches
+from taskgraft.training.batches import Rows, evaluation_batches
 from taskgraft.training.encode import Encoded, padded
+from taskgraft.training.memory import in_parts
 from taskgraft.training.team import ALONE, Team
 
 MOST_ANSWERS = 1_024  # of all rows of a batch, side by side
@@ -40,13 +41,17 @@ def greedy(
     """The text that the model gives for each row: greedy decoding, of at most as many tokens as a text may have."""
     if not writes(model):
         raise GraftError(answers_nothing(model, name))
-    found: dict[int, str] = {}
     limit = encoded.limit if max_new_tokens is None else max_new_tokens
-    for some in team.turns(evaluation_batches(encoded.lengths, batch_size)):
+
+    def texts_by_row(some: Rows) -> dict[int, str]:
         inputs, _ = encoded.batch(some.tolist(), device)
         with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
             texts = write(model, name, tokenizer, inputs, [limit] * len(some))
-        found |= zip(some.tolist(), texts, strict=True)
+        return dict(zip(some.tolist(), texts, strict=True))
+
+    found: dict[int, str] = {}
+    for some in team.turns(evaluation_batches(encoded.lengths, batch_size)):
+        found |= in_parts(texts_by_row, some)
     found = team.pooled(found)
     return [found[row] for row in range(len(encoded))]
 
@@ -93,12 +98,16 @@ def label_scores(
     if not candidates:
         raise GraftError("there are no candidates to score: give the answers that exist, or let the model write.")
     answers = tokenizer(text_target=list(candidates))["input_ids"]
-    found: dict[int, npt.NDArray[np.float64]] = {}
-    for some in team.turns(evaluation_batches(encoded.lengths, batch_size)):
+
+    def scores_by_row(some: Rows) -> dict[int, npt.NDArray[np.float64]]:
         inputs, _ = encoded.batch(some.tolist(), device)
         with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
             scores = score(model, name, inputs, [answers] * len(some))
-        found |= zip(some.tolist(), scores, strict=True)
+        return dict(zip(some.tolist(), scores, strict=True))
+
+    found: dict[int, npt.NDArray[np.float64]] = {}
+    for some in team.turns(evaluation_batches(encoded.lengths, batch_size)):
+        found |= in_parts(scores_by_row, some)
     found = team.pooled(found)
     return np.array([found[row] for row in range(len(encoded))]).reshape(len(encoded), len(candidates))
 
