@@ -8,6 +8,7 @@ import hashlib
 import random
 import statistics
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from taskgraft.errors import Stopped
 from taskgraft.tasks.task import schema_of
 from taskgraft.training.few_shot import STEPS, examples, few_shot
 from taskgraft.training.progress import Quiet
-from taskgraft.training.related import RIDGE, drift_of, left_out_error
+from taskgraft.training.related import MOST_JUDGING, RIDGE, drift_of, judging_rows, left_out_error
 
 import tiny
 
@@ -383,3 +384,11 @@ def test_a_backbone_with_grafts_and_another_backbone_are_refused() -> None:
     with pytest.raises(tg.GraftError, match="another backbone"):
         few_shot(other, joint, NEW, 8, **FAST)
     assert not hasattr(other.model, "taskgraft")
+
+
+@pytest.mark.parametrize("count", [1, 7, MOST_JUDGING, MOST_JUDGING + 1, 10 * MOST_JUDGING])
+def test_many_examples_are_judged_by_some_of_them(count: int) -> None:
+    part: Any = SimpleNamespace(encoded={"train": range(count)})
+    rows = judging_rows(part).tolist()
+    assert len(rows) == min(count, MOST_JUDGING) and rows == sorted(set(rows)) and rows[0] == 0
+    assert count - 1 - rows[-1] <= count // MOST_JUDGING, "to the end of them"

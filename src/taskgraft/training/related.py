@@ -23,6 +23,7 @@ from taskgraft.training.settings import Settings
 from taskgraft.training.written import greedy, label_scores
 
 RIDGE = 1.0  # of the head that is fitted to judge features, in units of their variance
+MOST_JUDGING = 256  # rows that tell which trained task fits best
 POOLED = ("classification", "multilabel", "regression")
 
 
@@ -31,21 +32,32 @@ def losses_of(model: Any, joint: Joint, part: Part, settings: Settings, device: 
     """Each trained task's loss on the new task's training rows; the tasks are on the model.
 
     A model that writes is asked how likely the answers are. Elsewhere heads do not carry over, so a task is judged by
-    how well a ridge regression from its features predicts the answers it was not fitted on (leaving one out).
+    how well a ridge regression from its features predicts the answers it was not fitted on (leaving one out). Some
+    hundreds of rows tell.
     """
     model.eval()
+    some = judging_rows(part)
     if part.wording is not None:
-        return {task: written_loss(model, task, part, settings, device) for task in joint.tasks}
+        return {task: written_loss(model, task, part, some, settings, device) for task in joint.tasks}
     if part.task.kind not in POOLED:
         raise GraftError(
             f"which trained task is most related to {part.name!r} cannot be told for a task of kind {part.task.kind}: "
             "name one with like=... (--like)."
         )
-    answers = targets_of(part)
-    return {task: left_out_error(features_of(model, task, part, settings, device), answers) for task in joint.tasks}
+    answers = targets_of(part)[some]
+    return {
+        task: left_out_error(features_of(model, task, part, some, settings, device), answers) for task in joint.tasks
+    }
 
 
-def written_loss(model: Any, task: str, part: Part, settings: Settings, device: torch.device) -> float:
+def judging_rows(part: Part) -> Rows:
+    """The training rows that tasks are judged by: all, or so many of them evenly spaced."""
+    count = len(part.encoded["train"])
+    rows: Rows = np.arange(min(count, MOST_JUDGING)) * count // min(count, MOST_JUDGING)
+    return rows
+
+
+def written_loss(model: Any, task: str, part: Part, judging: Rows, settings: Settings, device: torch.device) -> float:
     encoded = part.encoded["train"]
 
     def losses_by_row(some: Rows) -> dict[int, float]:
@@ -58,13 +70,15 @@ def written_loss(model: Any, task: str, part: Part, settings: Settings, device: 
         return dict(zip(some.tolist(), losses.tolist(), strict=True))
 
     found: dict[int, float] = {}
-    for some in evaluation_batches(encoded.lengths, evaluated_rows(settings.batch_size, device)):
-        found |= in_parts(losses_by_row, some)
-    return math.fsum(found.values()) / len(encoded)
+    for some in evaluation_batches(encoded.lengths[judging], evaluated_rows(settings.batch_size, device)):
+        found |= in_parts(losses_by_row, judging[some])
+    return math.fsum(found.values()) / len(found)
 
 
-def features_of(model: Any, task: str, part: Part, settings: Settings, device: torch.device) -> npt.NDArray[np.float64]:
-    """What a head of this task would read of the new task's training rows: [rows, d]."""
+def features_of(
+    model: Any, task: str, part: Part, judging: Rows, settings: Settings, device: torch.device
+) -> npt.NDArray[np.float64]:
+    """What a head of this task would read of some of the new task's training rows: [rows, d]."""
     grafts, encoded = grafts_of(model), part.encoded["train"]
     pooling = grafts.require(task).method.pooling or "mean"
 
@@ -76,9 +90,9 @@ def features_of(model: Any, task: str, part: Part, settings: Settings, device: t
         return dict(zip(some.tolist(), features, strict=True))
 
     found: dict[int, npt.NDArray[np.float64]] = {}
-    for some in evaluation_batches(encoded.lengths, evaluated_rows(settings.batch_size, device)):
-        found |= in_parts(features_by_row, some)
-    return np.stack([found[row] for row in range(len(encoded))])
+    for some in evaluation_batches(encoded.lengths[judging], evaluated_rows(settings.batch_size, device)):
+        found |= in_parts(features_by_row, judging[some])
+    return np.stack([found[row] for row in judging.tolist()])
 
 
 def targets_of(part: Part) -> npt.NDArray[np.float64]:
