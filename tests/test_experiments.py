@@ -6,6 +6,7 @@ import gzip
 import json
 import random
 import shutil
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -140,11 +141,16 @@ def test_the_same_command_again_repeats_no_run(data: Path, backbone: str, result
     assert ", 0 of them to do" in done.err
 
 
-def test_several_at_once_share_their_runs_and_the_backbone(
+def test_several_at_once_share_their_runs_and_load_in_turn(
     data: Path, backbone: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loaded, own = [], lab.load_backbone
-    monkeypatch.setattr(lab, "load_backbone", lambda *args, **kwargs: loaded.append(args) or own(*args, **kwargs))
+    threads, own = [], lab.load_backbone
+
+    def load(*args: Any, **kwargs: Any) -> tg.Backbone:
+        threads.append(threading.current_thread())
+        return own(*args, **kwargs)
+
+    monkeypatch.setattr(lab, "load_backbone", load)
     words = [
         "reproduce",
         "hyper-glue,task-map",
@@ -157,7 +163,7 @@ def test_several_at_once_share_their_runs_and_the_backbone(
     ]
     words += [*SMALL, "--tasks", "cola,mrpc,rte"]
     record = json.loads(well(*words, "--workers", "2", "--json").out.splitlines()[-1])
-    assert len(loaded) == 1, "in this process"
+    assert threads == 2 * [threading.main_thread()], "each has its own, which are loaded one after the other"
     assert [each["experiment"] for each in record["experiments"]] == ["hyper-glue", "task-map"]
     found = [json.loads((tmp_path / name / "results.json").read_text()) for name in ("hyper-glue", "task-map")]
     runs, shared = ({run["name"] for run in each["runs"]} for each in found)

@@ -35,6 +35,7 @@ from taskgraft.grafts.graft import add_graft, get_graft, load_graft
 from taskgraft.grafts.store import Store
 from taskgraft.methods import Adapter, FullFineTuning, HeadOnly, Method, NormsOnly
 from taskgraft.nn.heads import Head
+from taskgraft.training.optim import AdamW
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 50}
 
@@ -358,6 +359,43 @@ def test_a_fingerprint_is_made_again_when_a_module_was_replaced() -> None:
         other.encoder.layer[1].output.dense.weight += 0.5
     model.encoder.layer[1] = other.encoder.layer[1]
     assert fingerprint(model) != first
+
+
+def fused_step(model: Any) -> None:
+    optimizer = torch.optim.AdamW([model.encoder.layer[1].output.dense.weight], 1e-3, fused=True)
+    model(torch.ones(1, 3, dtype=torch.long)).last_hidden_state.sum().backward()
+    optimizer.step()
+
+
+def write_to_data(model: Any) -> None:
+    model.encoder.layer[1].output.dense.weight.data[3, 3] += 0.5
+
+
+def swap_layers(model: Any) -> None:
+    first, second = model.encoder.layer
+    model.encoder.layer[0], model.encoder.layer[1] = second, first
+
+
+def swap_modules(model: Any) -> None:
+    attention = model.encoder.layer[0].attention.self
+    attention.query, attention.key = attention.key, attention.query
+
+
+@pytest.mark.parametrize("change", [fused_step, write_to_data, swap_layers, swap_modules])
+def test_a_fingerprint_is_made_again_after_changes_that_nobody_counts(change: Any) -> None:
+    model = perturb(tiny().requires_grad_(True), 1)
+    first = fingerprint(model)
+    change(model)
+    assert fingerprint(model).sha256 != first.sha256
+
+
+def test_a_step_of_full_fine_tuning_changes_the_fingerprint() -> None:
+    model = tg.graft(tiny(), FullFineTuning(), {"a": 2})
+    first, optimizer = fingerprint(model), AdamW(model, lr=1e-3)
+    with tg.rows(model, "a"):
+        model(torch.ones(2, 3, dtype=torch.long), labels=torch.tensor([0, 1])).loss.backward()
+    optimizer.step()
+    assert fingerprint(tg.ungraft(model, restore=False)).sha256 != first.sha256
 
 
 def test_a_fingerprint_outlives_grafts_and_not_its_model() -> None:

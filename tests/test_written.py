@@ -68,6 +68,20 @@ def test_scores_are_those_of_the_whole_model(family: str, at_once: int, monkeypa
     assert np.abs(found["one"] - found["two"]).max() > 0.1 and found["one"].std(0).min() > 1e-3
 
 
+def test_rows_that_are_parted_for_memory_have_no_more_answers_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(written, "answers_at_once", lambda rows, device: 12 // rows)
+    model, room = grafted(), 4
+    plain, after = label_scores(model, "one", TOKENIZER, encoded(), CANDIDATES, 6, CPU), written.written_after
+
+    def short(model: Any, read: Any, mask: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        if len(tokens) > room:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return after(model, read, mask, tokens)
+
+    monkeypatch.setattr(written, "written_after", short)
+    np.testing.assert_allclose(label_scores(model, "one", TOKENIZER, encoded(), CANDIDATES, 6, CPU), plain, atol=1e-4)
+
+
 def test_neither_the_batch_nor_the_order_of_rows_and_candidates_matters() -> None:
     model = grafted()
     scores = label_scores(model, "one", TOKENIZER, encoded(), CANDIDATES, 64, CPU)

@@ -108,8 +108,8 @@ def reproduce(
             make(out / each)
             if missing := lab.missing(modules[each].TASKS):
                 output.say(f"Not at hand, and left out: {', '.join(missing)}.")
-        for number, lab in enumerate(all_labs := list(labs.values())):
-            lab.share_backbone(all_labs[:number])  # loading is not for several threads at once
+        for lab in labs.values():
+            lab.fingerprint  # noqa: B018 - of a backbone that each has to itself, loaded here: not by several threads at once
         try:
             made = reports(modules, labs, pool)
         except KeyboardInterrupt as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 import sys
 import time
@@ -258,7 +259,7 @@ class Lab:
 
 def write_json(path: Path, record: Record) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(".draft")
+    draft = path.with_suffix(f".{os.getpid()}.draft")
     draft.write_text(json.dumps(record), encoding="utf-8")
     draft.replace(path)
 

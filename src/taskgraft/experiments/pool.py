@@ -13,7 +13,7 @@ from itertools import count
 from multiprocessing import get_context
 from typing import Any
 
-MEMORY = 0.95  # of a GPU, for all processes
+MEMORY = 0.9  # of a GPU, for what all processes keep there; each has a context besides
 
 
 @dataclass(frozen=True, eq=False)

@@ -74,33 +74,33 @@ class Remembered:
 
     fingerprint: Fingerprint
     config: dict[str, Any]
-    tables: list[dict[str, Tensor | None]]  # in which modules keep their tensors; wrappers share them
     state: list[Any]
 
     @classmethod
     def of(cls, model: Any, tensors: Mapping[str, Tensor], made: Fingerprint) -> Remembered:
-        places = {value.data_ptr() for value in tensors.values()}
-        tables = [
-            table
-            for module in model.base_model.modules()
-            for table in (module._parameters, module._buffers)
-            if any(value is not None and value.data_ptr() in places for value in table.values())
-        ]
-        return cls(made, copy.deepcopy(vars(model.config)), tables, cls.state_of(tables))
-
-    @staticmethod
-    def state_of(tables: list[dict[str, Tensor | None]]) -> list[Any]:
-        return [
-            (id(value), value.dtype, value.data_ptr(), changes_of(value))
-            for table in tables
-            for value in table.values()
-            if value is not None
-        ]
+        return cls(made, copy.deepcopy(vars(model.config)), state_of(tensors))
 
     def holds(self, model: Any) -> bool:
-        there = {id(table) for each in model.base_model.modules() for table in (each._parameters, each._buffers)}
-        in_place = all(id(table) in there for table in self.tables)
-        return in_place and self.config == vars(model.config) and self.state == self.state_of(self.tables)
+        return self.config == vars(model.config) and self.state == state_of(backbone_tensors(model))
+
+
+def state_of(tensors: Mapping[str, Tensor]) -> list[Any]:
+    """Where tensors lie, how often each was changed, and its sum, since not every change is counted: a fused optimiser
+    and whoever writes to `data` leave no other trace."""
+    sums = {
+        device: torch.stack([total_of(value) for value in tensors.values() if value.device == device]).tolist()
+        for device in {value.device for value in tensors.values()}
+    }
+    left = {device: iter(values) for device, values in sums.items()}
+    return [
+        (name, value.dtype, value.shape, value.data_ptr(), changes_of(value), next(left[value.device]))
+        for name, value in tensors.items()
+    ]
+
+
+@torch.no_grad()
+def total_of(tensor: Tensor) -> Tensor:
+    return (tensor.float() if tensor.dtype.itemsize == 1 else tensor).sum(dtype=torch.float64)
 
 
 REMEMBERED: WeakKeyDictionary[nn.Module, Remembered] = WeakKeyDictionary()  # by model, for as long as that lives

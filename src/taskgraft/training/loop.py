@@ -234,7 +234,7 @@ class Loop:
                 if batch is not None and len(batch) > self.team.rank
             ]
             for some in packed(batches, self.pass_tokens, same_length):
-                losses = losses_of(self.model, some, self.device, self.bf16)
+                losses = losses_of(self.model, some, self.device, self.bf16, same_length)
                 losses.sum().backward()  # type: ignore[no-untyped-call]
                 found.append(losses.detach())
                 del losses  # and its graph, before the next pass

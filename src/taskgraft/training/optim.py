@@ -275,6 +275,7 @@ class AdamW(torch.optim.Optimizer):
                 eps=group["eps"],
                 maximize=False,
             )
+            torch.autograd.graph.increment_version(parameters)  # which a fused step does not count
 
 
 def by_slot(tensor: Tensor, slots: list[int]) -> Tensor:

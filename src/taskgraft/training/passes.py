@@ -88,10 +88,12 @@ def packed(batches: Sequence[LaneBatch], most_tokens: int, same_length: bool) ->
     return [sorted(some, key=form) for some in passes]  # losses that are computed alike lie side by side
 
 
-def losses_of(model: Any, some: Sequence[LaneBatch], device: torch.device, bf16: bool) -> Tensor:
+def losses_of(
+    model: Any, some: Sequence[LaneBatch], device: torch.device, bf16: bool, same_length: bool = False
+) -> Tensor:
     """What a pass adds to the loss of each of its lanes: [lanes of the pass]."""
     pieces = [piece for batch in some for piece in batch.pieces]
-    inputs, labels = inputs_of(pieces, device)
+    inputs, labels = inputs_of(pieces, device, same_length)
     with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
         losses = losses_by_row(model, pieces, inputs, labels, device)
     by_class = [piece.part.targets.weights(answers) for piece, answers in zip(pieces, labels, strict=True)]
@@ -112,8 +114,13 @@ def shares_of(some: Sequence[LaneBatch]) -> Tensor:
     return shares
 
 
-def inputs_of(pieces: Sequence[Piece], device: torch.device) -> tuple[dict[str, Tensor], list[Tensor]]:
-    """The pieces' rows one after the other, on the device, and the labels of each piece, on the host."""
+def inputs_of(
+    pieces: Sequence[Piece], device: torch.device, same_length: bool = False
+) -> tuple[dict[str, Tensor], list[Tensor]]:
+    """The pieces' rows one after the other, on the device, and the labels of each piece, on the host.
+
+    `same_length`: where padding would change a result, there is no more of it than the rows have alone.
+    """
     splits = [piece.part.encoded["train"] for piece in pieces]
     found = [split.batch(piece.rows.tolist(), CPU) for split, piece in zip(splits, pieces, strict=True)]
     inputs, padding = found[0][0], splits[0].padding
@@ -122,9 +129,11 @@ def inputs_of(pieces: Sequence[Piece], device: torch.device) -> tuple[dict[str, 
     else:
         inputs = joined([each for each, _ in found], padding)
         limit = max(split.limit for split in splits)
-        inputs = {
-            name: filled(each, recorded_length(each, device, limit), padding[name]) for name, each in inputs.items()
+        lengths = {
+            name: padded_length(each, device) if same_length else recorded_length(each, device, limit)
+            for name, each in inputs.items()
         }
+        inputs = {name: filled(each, lengths[name], padding[name]) for name, each in inputs.items()}
     labels = [answers for _, answers in found if answers is not None]
     return {name: sent(each, device) for name, each in inputs.items()}, labels
 
@@ -221,7 +230,7 @@ def tokens_that_fit(model: Any, device: torch.device, bf16: bool) -> int:
 def free_bytes(device: torch.device) -> int:
     """Of a GPU's memory, as far as this process may use it."""
     free, total = torch.cuda.mem_get_info(device)
-    allowed = torch.cuda.get_per_process_memory_fraction(device) * total - torch.cuda.memory_reserved(device)
+    allowed = torch.cuda.get_per_process_memory_fraction(device.index) * total - torch.cuda.memory_reserved(device)
     return max(0, min(free, int(allowed)))
 
 

@@ -69,18 +69,22 @@ def cache_features(model: Any, name: str, encoded: Encoded, batch_size: int, dev
     """Run the bare backbone over a split once, and keep what the task's head reads."""
     grafts = grafts_of(model)
     pooling = str(grafts.require(name).method.pooling)
-    training, features = model.training, torch.empty(0)
-    model.eval()
-    for some in evaluation_batches(encoded.lengths, batch_size):
+
+    def features_by_row(some: Rows) -> dict[int, Tensor]:
         inputs, _ = encoded.batch(some.tolist(), device)
         with rows(model, None):
             output = model(**inputs, output_hidden_states=True)
-        found = pooled(grafts, output.hidden_states[-1], inputs.get("attention_mask"), pooling).float().cpu()
-        if not len(features):
-            features = torch.empty(len(encoded), found.shape[1])
-        features[torch.from_numpy(some)] = found
-    encoded.features[FEATURES] = features
-    model.train(training)
+        features = pooled(grafts, output.hidden_states[-1], inputs.get("attention_mask"), pooling).float().cpu()
+        return dict(zip(some.tolist(), features, strict=True))
+
+    training, found = model.training, dict[int, Tensor]()
+    model.eval()
+    try:
+        for some in evaluation_batches(encoded.lengths, batch_size):
+            found |= in_parts(features_by_row, some)
+    finally:
+        model.train(training)
+    encoded.features[FEATURES] = torch.stack([found[row] for row in range(len(encoded))])
 
 
 @torch.inference_mode()

@@ -98,11 +98,12 @@ def label_scores(
     if not candidates:
         raise GraftError("there are no candidates to score: give the answers that exist, or let the model write.")
     answers = tokenizer(text_target=list(candidates))["input_ids"]
+    several = answers_at_once(min(batch_size, len(encoded)), device)  # and no more where rows have to be parted
 
     def scores_by_row(some: Rows) -> dict[int, npt.NDArray[np.float64]]:
         inputs, _ = encoded.batch(some.tolist(), device)
         with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-            scores = score(model, name, inputs, [answers] * len(some))
+            scores = score(model, name, inputs, [answers] * len(some), several)
         return dict(zip(some.tolist(), scores, strict=True))
 
     found: dict[int, npt.NDArray[np.float64]] = {}
@@ -113,11 +114,18 @@ def label_scores(
 
 
 def score(
-    model: Any, names: str | Sequence[str], inputs: dict[str, Tensor], answers: Sequence[Sequence[Sequence[int]]]
+    model: Any,
+    names: str | Sequence[str],
+    inputs: dict[str, Tensor],
+    answers: Sequence[Sequence[Sequence[int]]],
+    several: int | None = None,
 ) -> npt.NDArray[np.float64]:
-    """The log probability of each of a row's own answers, given as tokens: [rows, most]; -inf beyond the last."""
+    """The log probability of each of a row's own answers, given as tokens: [rows, most]; -inf beyond the last.
+
+    `several` of them go through the decoder side by side.
+    """
     mask, most = inputs["attention_mask"], max(map(len, answers))
-    several = min(most, answers_at_once(len(answers), mask.device))
+    several = min(most, several or answers_at_once(len(answers), mask.device))
     with rows(model, names), generated_once(grafts_of(model)):
         read = model.get_encoder()(**inputs).last_hidden_state
     if several > 1:
