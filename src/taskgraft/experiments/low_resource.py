@@ -18,7 +18,7 @@ from taskgraft.reports.tables import markdown_table
 
 TASKS = GLUE
 SIZES = (100, 500, 1_000, 2_000, 4_000)
-STEPS = 600
+BATCH, STEPS = 32, 1_500  # fewer of more rows do not do: HyperFormer answers by chance until it has had 500 or more
 JUDGED = 1_000  # test rows of a task, drawn at random
 
 
@@ -51,7 +51,7 @@ def run(lab: Lab) -> Report:
     steps = {run["steps"] for runs in found.values() for run in runs}
     said = " or ".join(f"{count:,}" for count in sorted(steps))
     note = (
-        f"Runs of {said} steps of {company.batch_size(lab)} rows. Mean over all columns of {len(tasks)} tasks{judged}; "
+        f"Runs of {said} steps of {BATCH} rows. Mean over all columns of {len(tasks)} tasks{judged}; "
         f"± is the deviation over {lab.setup.seeds} seeds, each with rows of its own, the same for every method. Rates "
         f"chosen by validation on {middle_of(sizes):,} rows.\n"
     )
@@ -74,7 +74,8 @@ def runs_of(lab: Lab, tasks: tuple[str, ...], sizes: list[int]) -> dict[tuple[st
     steps = None if lab.setup.full else STEPS
 
     def few(name: str, rate: float, size: int, seed: int) -> Few:
-        return Few(Job(TOGETHER, methods[name], lab.settings_together(rate, steps, seed), tasks), size, seed)
+        settings = lab.settings_together(rate, steps, seed, batch_size=BATCH)
+        return Few(Job(TOGETHER, methods[name], settings, tasks), size, seed)
 
     rates = {name: company.rates(lab, method) for name, method in methods.items()}
     first = learned(lab, (few(name, rate, middle, 0) for name in methods for rate in rates[name]))
