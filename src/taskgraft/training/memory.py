@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 import torch
@@ -17,8 +17,16 @@ def is_out_of_memory(error: RuntimeError) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or "out of memory" in text or "can't allocate memory" in text
 
 
+def by_row(work: Callable[[Rows], dict[int, Found]], batches: Iterable[Rows]) -> dict[int, Found]:
+    """What comes of each row of all batches, by its number."""
+    found: dict[int, Found] = {}
+    for rows in batches:
+        found |= in_parts(work, rows)
+    return found
+
+
 def in_parts(work: Callable[[Rows], dict[int, Found]], rows: Rows) -> dict[int, Found]:
-    """What comes of each of some rows, by its number; half of them at a time where all do not fit, and so on."""
+    """What comes of each of some rows; half of them at a time where all do not fit, and so on."""
     try:
         return work(rows)
     except RuntimeError as error:

@@ -22,7 +22,7 @@ from taskgraft.tasks.squad import best_answers
 from taskgraft.tasks.wording import Wording
 from taskgraft.training.batches import Rows, evaluation_batches
 from taskgraft.training.encode import Encoded
-from taskgraft.training.memory import in_parts
+from taskgraft.training.memory import by_row
 from taskgraft.training.team import ALONE, Team
 from taskgraft.training.written import greedy, label_scores
 
@@ -70,18 +70,17 @@ def cache_features(model: Any, name: str, encoded: Encoded, batch_size: int, dev
     grafts = grafts_of(model)
     pooling = str(grafts.require(name).method.pooling)
 
-    def features_by_row(some: Rows) -> dict[int, Tensor]:
+    def features_of(some: Rows) -> dict[int, Tensor]:
         inputs, _ = encoded.batch(some.tolist(), device)
         with rows(model, None):
             output = model(**inputs, output_hidden_states=True)
         features = pooled(grafts, output.hidden_states[-1], inputs.get("attention_mask"), pooling).float().cpu()
         return dict(zip(some.tolist(), features, strict=True))
 
-    training, found = model.training, dict[int, Tensor]()
+    training = model.training
     model.eval()
     try:
-        for some in evaluation_batches(encoded.lengths, batch_size):
-            found |= in_parts(features_by_row, some)
+        found = by_row(features_of, evaluation_batches(encoded.lengths, batch_size))
     finally:
         model.train(training)
     encoded.features[FEATURES] = torch.stack([found[row] for row in range(len(encoded))])
@@ -96,7 +95,7 @@ def logits_of(
     assert head is not None
     width, lengths = head.width, encoded.lengths
 
-    def logits_by_row(some: Rows) -> dict[int, npt.NDArray[Any]]:
+    def own_logits(some: Rows) -> dict[int, npt.NDArray[Any]]:
         inputs, _ = encoded.batch(some.tolist(), device)
         with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
             output = forward(model, name, inputs)
@@ -107,10 +106,7 @@ def logits_of(
             for row, values in zip(some.tolist(), logits.float().cpu().numpy(), strict=True)
         }
 
-    found: dict[int, npt.NDArray[Any]] = {}
-    for some in team.turns(evaluation_batches(lengths, batch_size)):
-        found |= in_parts(logits_by_row, some)
-    found = team.pooled(found)
+    found = team.pooled(by_row(own_logits, team.turns(evaluation_batches(lengths, batch_size))))
     return [found[row] for row in range(len(encoded))]
 
 

@@ -16,7 +16,7 @@ from taskgraft.grafts.joint import Joint
 from taskgraft.nn.heads import LOSSES
 from taskgraft.tasks.wording import Wording
 from taskgraft.training.batches import Rows, evaluation_batches
-from taskgraft.training.memory import in_parts
+from taskgraft.training.memory import by_row
 from taskgraft.training.parts import Part
 from taskgraft.training.predict import Logits, evaluated_rows, logits_of
 from taskgraft.training.settings import Settings
@@ -69,9 +69,8 @@ def written_loss(model: Any, task: str, part: Part, judging: Rows, settings: Set
         losses = LOSSES["tokens"](logits.float(), labels, 0.0)[0]
         return dict(zip(some.tolist(), losses.tolist(), strict=True))
 
-    found: dict[int, float] = {}
-    for some in evaluation_batches(encoded.lengths[judging], evaluated_rows(settings.batch_size, device)):
-        found |= in_parts(losses_by_row, judging[some])
+    batches = evaluation_batches(encoded.lengths[judging], evaluated_rows(settings.batch_size, device))
+    found = by_row(losses_by_row, (judging[some] for some in batches))
     return math.fsum(found.values()) / len(found)
 
 
@@ -89,9 +88,8 @@ def features_of(
         features = pooled(grafts, hidden, inputs.get("attention_mask"), pooling).double().cpu().numpy()
         return dict(zip(some.tolist(), features, strict=True))
 
-    found: dict[int, npt.NDArray[np.float64]] = {}
-    for some in evaluation_batches(encoded.lengths[judging], evaluated_rows(settings.batch_size, device)):
-        found |= in_parts(features_by_row, judging[some])
+    batches = evaluation_batches(encoded.lengths[judging], evaluated_rows(settings.batch_size, device))
+    found = by_row(features_by_row, (judging[some] for some in batches))
     return np.stack([found[row] for row in judging.tolist()])
 
 

@@ -20,7 +20,7 @@ from taskgraft.errors import GraftError
 from taskgraft.nn.heads import IGNORED
 from taskgraft.training.batches import Rows, evaluation_batches
 from taskgraft.training.encode import Encoded, padded
-from taskgraft.training.memory import in_parts
+from taskgraft.training.memory import by_row
 from taskgraft.training.team import ALONE, Team
 
 MOST_ANSWERS = 1_024  # of all rows of a batch, side by side
@@ -43,16 +43,13 @@ def greedy(
         raise GraftError(answers_nothing(model, name))
     limit = encoded.limit if max_new_tokens is None else max_new_tokens
 
-    def texts_by_row(some: Rows) -> dict[int, str]:
+    def texts_of(some: Rows) -> dict[int, str]:
         inputs, _ = encoded.batch(some.tolist(), device)
         with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
             texts = write(model, name, tokenizer, inputs, [limit] * len(some))
         return dict(zip(some.tolist(), texts, strict=True))
 
-    found: dict[int, str] = {}
-    for some in team.turns(evaluation_batches(encoded.lengths, batch_size)):
-        found |= in_parts(texts_by_row, some)
-    found = team.pooled(found)
+    found = team.pooled(by_row(texts_of, team.turns(evaluation_batches(encoded.lengths, batch_size))))
     return [found[row] for row in range(len(encoded))]
 
 
@@ -100,16 +97,13 @@ def label_scores(
     answers = tokenizer(text_target=list(candidates))["input_ids"]
     several = answers_at_once(min(batch_size, len(encoded)), device)  # and no more where rows have to be parted
 
-    def scores_by_row(some: Rows) -> dict[int, npt.NDArray[np.float64]]:
+    def scores_of(some: Rows) -> dict[int, npt.NDArray[np.float64]]:
         inputs, _ = encoded.batch(some.tolist(), device)
         with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
             scores = score(model, name, inputs, [answers] * len(some), several)
         return dict(zip(some.tolist(), scores, strict=True))
 
-    found: dict[int, npt.NDArray[np.float64]] = {}
-    for some in team.turns(evaluation_batches(encoded.lengths, batch_size)):
-        found |= in_parts(scores_by_row, some)
-    found = team.pooled(found)
+    found = team.pooled(by_row(scores_of, team.turns(evaluation_batches(encoded.lengths, batch_size))))
     return np.array([found[row] for row in range(len(encoded))]).reshape(len(encoded), len(candidates))
 
 
