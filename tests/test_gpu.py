@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -590,3 +591,17 @@ def test_many_runs_at_once_in_bfloat16_are_judged_and_kept_as_they_will_be_used(
     for run in runs.values():
         assert run.graft is not None and run.graft.backbone["sha256"] == before.sha256
         assert tg.evaluate(backbone, run.graft, task)["score"] == pytest.approx(run.score, abs=1e-6)
+
+
+def test_a_run_that_has_ended_holds_no_memory() -> None:
+    backbone, settings = tiny.backbone(), tg.Settings(epochs=2, batch_size=8, precision="bf16")
+    held = []
+    gc.disable()  # what is freed must not wait for it
+    try:
+        for _ in range(3):
+            run = tg.fit(backbone, tiny.task(count=48), tg.FullFineTuning(), settings=settings, progress=False)
+            del run
+            held.append(torch.cuda.memory_allocated())
+    finally:
+        gc.enable()
+    assert held[2] <= held[0], held

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pytest
@@ -70,6 +71,12 @@ def test_a_model_without_tasks_is_refused() -> None:
         tg.Graphed(grafted())("z", {})
 
 
+class Held:
+    """Stands for a recording."""
+
+    graphed: tg.Graphed
+
+
 def test_calls_go_by_recordings_inside_a_block_and_only_there() -> None:
     model = grafted()
     inputs = batch(model, 2)
@@ -82,7 +89,11 @@ def test_calls_go_by_recordings_inside_a_block_and_only_there() -> None:
         with recorded(model):
             assert model.taskgraft.graphed is outer
         assert model.taskgraft.graphed is outer
-    assert model.taskgraft.graphed is None
+        outer.recordings["a shape"] = recording = Held()
+        recording.graphed = outer  # as a recording does
+        gone = weakref.ref(recording)
+        del recording
+    assert model.taskgraft.graphed is None and gone() is None  # with its memory, before garbage is collected
     with pytest.raises(RuntimeError), recorded(model):
         raise RuntimeError
     assert model.taskgraft.graphed is None

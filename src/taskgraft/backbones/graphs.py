@@ -135,11 +135,15 @@ class Graphed:
 def recorded(model: Any) -> Iterator[None]:
     """Let training and prediction on a model go by recordings for the length of a `with` block."""
     grafts = grafts_of(model)
-    before, grafts.graphed = grafts.graphed, grafts.graphed or Graphed(model)
+    if grafts.graphed is not None:
+        yield
+        return
+    graphed = grafts.graphed = Graphed(model)
     try:
         yield
     finally:
-        grafts.graphed = before
+        grafts.graphed = None
+        graphed.forget()  # now: recordings and what they belong to hold one another until a collection of garbage
 
 
 def forget_recordings(model: Any) -> bool:
