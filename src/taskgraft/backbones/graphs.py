@@ -6,6 +6,7 @@ and be trained, without a new one. Only when a bank's memory moves (it grew, or 
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -225,7 +226,7 @@ class Recording:
         The parameters that a backward pass reaches.
         """
         reached: list[str] = []
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream = side_stream(self.graphed.grafts.device)
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             output = call(self.inputs)
@@ -275,6 +276,12 @@ class Played(torch.autograd.Function):
     def backward(ctx: Any, *received: Tensor | None) -> tuple[None, None, None]:
         ctx.recording.play_backward(ctx.token, received)
         return None, None, None
+
+
+@functools.cache
+def side_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all warm-ups: a stream that multiplies matrices keeps a workspace for good."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 @contextmanager
