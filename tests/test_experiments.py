@@ -438,6 +438,9 @@ def test_on_a_model_that_writes_a_new_task_is_also_learned_under_other_numbers(d
     names = [run["name"] for run in report.runs]
     assert len(names) == 3 * (2 + 1) and sum(name.endswith(".remapped") for name in names) == 3  # methods, sizes
     assert len(list((tmp_path / "joints").glob("together.*"))) == 3
+    shutil.rmtree(tmp_path / "joints")
+    assert few_shot.run(made).found == report.found
+    assert not (tmp_path / "joints").exists()  # weights are for what is left to do
 
 
 def test_the_papers_steps_and_warm_up(setup: Setup) -> None:

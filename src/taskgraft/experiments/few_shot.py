@@ -65,7 +65,12 @@ def run(lab: Lab) -> Report:
         for start in starts.values() for task in new for size in sizes[task] for seed in seeds for control in controls
         if not control or size in CONTROLLED
     ]  # fmt: skip
-    share_out(lab, shots, result_of)
+    left = [shot for shot in shots if not lab.place(shot.name, what(lab, shot)).exists()]
+    # Where another experiment kept no more than the record of a start:
+    share_out(
+        lab, list(dict.fromkeys(shot.start for shot in left)), trained, key=lambda job: (lab.path(job), "weights")
+    )
+    share_out(lab, left, result_of)
     if lab.setup.runs_only:
         raise RunsDone
     found = {shot: result_of(lab, shot) for shot in shots}
@@ -144,8 +149,6 @@ def chosen(lab: Lab, tasks: Sequence[str]) -> dict[str, Job]:
         if not ended:
             raise GraftError(f"no run of {name!r} ended: {known[0][1]['error']}")
         best[name] = max(ended, key=lambda pair: float(pair[0]))[1]
-    # Where another experiment kept no more than the record:
-    share_out(lab, list(best.values()), trained, key=lambda job: (lab.path(job), "weights"))
     return best
 
 
@@ -165,8 +168,12 @@ def sizes_of(lab: Lab, name: str) -> list[int]:
 
 def result_of(lab: Lab, shot: Shot) -> Record:
     """What came of it, once."""
-    what = {**asdict(shot), "start": lab.path(shot.start).stem, "rows_of": lab.hash(shot.task)}
-    return lab.once(shot.name, what, lambda: transferred(lab, shot))
+    return lab.once(shot.name, what(lab, shot), lambda: transferred(lab, shot))
+
+
+def what(lab: Lab, shot: Shot) -> dict[str, Any]:
+    """All that decides what comes of it."""
+    return {**asdict(shot), "start": lab.path(shot.start).stem, "rows_of": lab.hash(shot.task)}
 
 
 def transferred(lab: Lab, shot: Shot) -> Record:

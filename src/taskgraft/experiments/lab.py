@@ -192,10 +192,14 @@ class Lab:
     def keep_failed(self, job: Job, error: GraftError) -> None:
         self.keep(job, {**about(job), **failed(error), "where": where()})
 
+    def place(self, name: str, about: Any) -> Path:
+        """Where `once` keeps what it was given."""
+        key = hashlib.sha256(json.dumps([about, self.fingerprint, __version__]).encode()).hexdigest()[:10]
+        return self.setup.runs / f"{name}.{key}.json"
+
     def once(self, name: str, about: Any, make: Callable[[], Record]) -> Record:
         """What `make` gave when it was called for the first time, for all that decided it."""
-        key = hashlib.sha256(json.dumps([about, self.fingerprint, __version__]).encode()).hexdigest()[:10]
-        path = self.setup.runs / f"{name}.{key}.json"
+        path = self.place(name, about)
         if not path.exists():
             write_json(path, {**make(), "where": where()})
         found: Record = json.loads(path.read_bytes())
