@@ -428,15 +428,22 @@ def test_of_all_groupings_so_many_lie_as_far_apart() -> None:
     assert task_map.chance(mixed, groups) == 1.0
 
 
-def test_on_a_model_that_writes_a_new_task_is_also_learned_under_other_numbers(data: Path, tmp_path: Path) -> None:
+def test_on_a_model_that_writes_a_new_task_is_also_learned_under_other_numbers_and_for_longer(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ways = [way if way.name != "longer" else replace(way, sizes=(16,)) for way in few_shot.WAYS]
+    monkeypatch.setattr(few_shot, "WAYS", tuple(ways))
     tasks = ("cola", "mrpc", "trec")
     made = Lab(Setup(tmp_path, "made", data, rows=20, seeds=1, epochs=1, trials=1, steps=2, tasks=tasks,
                      protocol="hyperformer"))  # fmt: skip
     made.__dict__["backbone"] = tiny.writer()
     report = few_shot.run(made)
-    assert set(report.found) == {"published", "remapped"}
-    names = [run["name"] for run in report.runs]
-    assert len(names) == 3 * (2 + 1) and sum(name.endswith(".remapped") for name in names) == 3  # methods, sizes
+    assert set(report.found) == {"published", "remapped", "longer"}
+    steps = {run["name"]: run["steps"] for run in report.runs}
+    for ending, times in (("remapped", 1), ("longer", 5)):
+        ended = {name.removesuffix(f".{ending}"): count for name, count in steps.items() if name.endswith(ending)}
+        assert len(ended) == 3 and all(count == times * steps[name] for name, count in ended.items())
+    assert len(steps) == 3 * (2 + 1 + 1)  # methods, sizes
     assert len(list((tmp_path / "joints").glob("together.*"))) == 3
     shutil.rmtree(tmp_path / "joints")
     assert few_shot.run(made).found == report.found

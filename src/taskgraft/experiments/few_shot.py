@@ -1,15 +1,16 @@
 """A new task from few examples, starting from tasks that were trained together (Karimi Mahabadi et al., section 3.4).
 
-On models that write, a second line has the classes' numbers re-mapped: a pretrained model may have met the task, but
-not with those numbers.
+Two controls. On models that write, the classes' numbers are re-mapped: a pretrained model may have met the task, but
+not with those numbers. And runs have more steps: whether a method is worse, or only slower.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,10 +30,27 @@ from taskgraft.training.few_shot import few_shot
 TASKS = (*GLUE, *TRANSFER)
 SIZES = (4, 16, 32, 100, 500, 1_000, 2_000)
 FEW = 100  # up to here a size counts for the claim
-CONTROLLED = (16, 100)  # sizes that are learned under other numbers too
 JUDGED = 1_000  # test rows, drawn at random
 BATCH, STEPS = 32, 100  # of a run, at least; no fewer than three passes over the examples
 METHODS = (company.FULL, company.DAGGER, company.PLUS)
+
+
+@dataclass(frozen=True)
+class Way:
+    """A table: how new tasks are learned, and from how many examples."""
+
+    name: str
+    title: str
+    sizes: tuple[int, ...] = SIZES
+    remapped: bool = False
+    times: int = 1  # as many steps
+
+
+WAYS = (
+    Way("published", "As published"),
+    Way("remapped", "Classes' numbers re-mapped", (16, 100), remapped=True),
+    Way("longer", "Five times the steps", (100,), times=5),
+)
 
 
 @dataclass(frozen=True)
@@ -44,10 +62,11 @@ class Shot:
     rows: int
     seed: int
     remapped: bool
+    times: int
 
     @property
     def name(self) -> str:
-        ending = ".remapped" if self.remapped else ""
+        ending = ".remapped" * self.remapped + ".longer" * (self.times > 1)
         return f"few-shot.{self.start.label}.{self.task}.{self.rows}.seed{self.seed}{ending}"
 
 
@@ -57,13 +76,19 @@ def run(lab: Lab) -> Report:
     if len(known) < 2 or not new:
         raise GraftError("few-shot needs two or more tasks of GLUE to start from, and one of the others.")
     starts = chosen(lab, known)
-    controls = (False, True) if lab.backbone.model.config.is_encoder_decoder else (False,)
-    sizes = {name: sizes_of(lab, name) for name in new}
+    writes = lab.backbone.model.config.is_encoder_decoder
     seeds = range(lab.setup.seeds)
+    sizes = {
+        way: {task: [size for size in sizes_of(lab, task) if size in way.sizes] for task in new}
+        for way in WAYS if writes or not way.remapped
+    }  # fmt: skip
+
+    def shot_of(arm: str, way: Way, task: str, size: int, seed: int) -> Shot:
+        return Shot(starts[arm], task, size, seed, way.remapped, way.times)
+
     shots = [
-        Shot(start, task, size, seed, control)
-        for start in starts.values() for task in new for size in sizes[task] for seed in seeds for control in controls
-        if not control or size in CONTROLLED
+        shot_of(arm, way, task, size, seed)
+        for arm in METHODS for way in sizes for task in new for size in sizes[way][task] for seed in seeds
     ]  # fmt: skip
     left = [shot for shot in shots if not lab.place(shot.name, what(lab, shot)).exists()]
     # Where another experiment kept no more than the record of a start:
@@ -75,32 +100,34 @@ def run(lab: Lab) -> Report:
         raise RunsDone
     found = {shot: result_of(lab, shot) for shot in shots}
 
-    def scores(arm: str, task: str, size: int, control: bool) -> list[float]:
-        each = [found[Shot(starts[arm], task, size, seed, control)] for seed in seeds]
+    def scores(arm: str, way: Way, task: str, size: int) -> list[float]:
+        each = [found[shot_of(arm, way, task, size, seed)] for seed in seeds]
         ended = [record["score"] for record in each if record["error"] is None]
         if not ended:
             raise GraftError(f"no run of {arm!r} on {task!r} with {size} examples ended: {each[0]['error']}")
         return ended
 
     sections, record = [about(lab, seeds=False)], {}
-    for control in controls:
-        rows, wins = lines(new, sizes, control, scores)
-        header = ["task", "examples", *METHODS]
-        title = "Classes' numbers re-mapped" if control else "As published"
-        counted = " and ".join(map(str, CONTROLLED)) if control else f"4 to {FEW}"
+    for way in sizes:
+        rows, wins = lines({task: each for task, each in sizes[way].items() if each}, partial(scores, way=way))
+        if not rows:
+            continue
+        few = [size for size in way.sizes if size <= FEW]
+        counted = f"{few[0]} to {few[-1]}" if len(few) > 2 else " and ".join(map(str, few))
         sentence = (
             f"HyperFormer++ above both others on the mean of {counted} examples: {len(wins)} of {len(new)} tasks "
             f"({', '.join(wins) or 'none'}).\n"
         )
-        sections += [f"## {title}\n", sentence, markdown_table(header, rows)]
-        record["remapped" if control else "published"] = {"wins": wins, "sentence": sentence}
+        sections += [f"## {way.title}\n", sentence, markdown_table(["task", "examples", *METHODS], rows)]
+        record[way.name] = {"wins": wins, "sentence": sentence}
     sections.append(
         f"Mean ± deviation over {len(seeds)} seeds, each with examples of its own; at most {JUDGED:,} test rows; "
         f"batches of {BATCH}, {STEPS} steps or three passes over the examples, whichever is more.\n"
     )
-    common = [size for size in SIZES if all(size in sizes[task] for task in new)]
+    published = WAYS[0]
+    common = [size for size in SIZES if all(size in sizes[published][task] for task in new)]
     curves = {
-        arm: [(size, statistics.fmean(statistics.fmean(scores(arm, task, size, False)) for task in new), 0.0)
+        arm: [(size, statistics.fmean(statistics.fmean(scores(arm, published, task, size)) for task in new), 0.0)
               for size in common]
         for arm in METHODS
     }  # fmt: skip
@@ -111,22 +138,21 @@ def run(lab: Lab) -> Report:
     )
 
 
-def lines(new: Sequence[str], sizes: dict[str, list[int]], control: bool, scores: Any) -> tuple[list[Any], list[str]]:
+def lines(sizes: dict[str, list[int]], scores: Callable[..., list[float]]) -> tuple[list[Any], list[str]]:
     """A line for each task and size; and the tasks on which HyperFormer++ is above both others."""
     body, wins = [], []
-    for task in new:
+    for task, some in sizes.items():
         few: dict[str, list[float]] = {arm: [] for arm in METHODS}
-        some = [size for size in sizes[task] if not control or size in CONTROLLED]
         for size in some:
             cells = []
             for arm in METHODS:
-                found = scores(arm, task, size, control)
+                found = scores(arm, task=task, size=size)
                 mean = statistics.fmean(found)
                 cells.append(points(mean, statistics.stdev(found) if len(found) > 1 else None))
                 if size <= FEW:
                     few[arm].append(mean)
             body.append([task, str(size), *cells])
-        means = {arm: statistics.fmean(values) if some else 0.0 for arm, values in few.items()}
+        means = {arm: statistics.fmean(values) for arm, values in few.items()}
         if means[company.PLUS] > max(means[company.FULL], means[company.DAGGER]):
             wins.append(task)
     return body, wins
@@ -179,7 +205,7 @@ def what(lab: Lab, shot: Shot) -> dict[str, Any]:
 def transferred(lab: Lab, shot: Shot) -> Record:
     task = judged_on(lab.task(shot.task), JUDGED)
     passes = lab.setup.epochs or max(3, math.ceil(STEPS / math.ceil(shot.rows / BATCH)))
-    settings = replace(shot.start.settings, epochs=passes, epoch_steps=None, batch_size=BATCH, warmup=0.1)
+    settings = replace(shot.start.settings, epochs=shot.times * passes, epoch_steps=None, batch_size=BATCH, warmup=0.1)
     try:
         found = few_shot(
             lab.backbone, lab.joint(shot.start), remapped(task) if shot.remapped else task, shot.rows,

@@ -1,4 +1,5 @@
-"""What HyperFormer++ loses its first steps to: its norm and projector, its size at the start, embeddings that stay.
+"""What HyperFormer++ loses its first steps to: its norm and projector, its size at the start, embeddings that stay, or
+too few steps.
 
 Ours, not the paper's: its runs have fifty times as many steps as the default here.
 """
@@ -10,7 +11,7 @@ from typing import Any
 from taskgraft.experiments import company
 from taskgraft.experiments.data import GLUE
 from taskgraft.experiments.lab import Lab
-from taskgraft.experiments.report import Report, of_study
+from taskgraft.experiments.report import Report, of_study, signed
 from taskgraft.experiments.study import ALL, Arm, Option, study
 from taskgraft.experiments.task_map import HEADER, learned_map, note
 from taskgraft.reports.experiments import differences_figure
@@ -18,7 +19,10 @@ from taskgraft.reports.tables import markdown_table
 
 TASKS = GLUE
 RATE, ENCODER_RATE = 1e-3, company.PAPER_RATE  # the better of two for HyperFormer++
+HIGHER = {RATE: 3e-3, ENCODER_RATE: 1e-3}
+DAGGER_RATE, ENCODER_DAGGER_RATE = 1e-3, 3e-5  # the better of two, too
 OWN_RATE = 3e-2  # of task embeddings
+TIMES = 1.6  # as many steps
 Changes = tuple[dict[str, Any], dict[str, Any]]  # of the method, and of the settings
 LINES: dict[str, Changes] = {
     "no task projector": ({"projector": False}, {}),
@@ -26,28 +30,37 @@ LINES: dict[str, Changes] = {
     "a tenth of the weights at the start": ({"init_std": 1e-3}, {}),
 }
 MOVED = "embeddings at a higher rate"  # where embeddings are all that is a task's own: heads would not bear it
+FASTER, LONGER, DAGGER_LONGER = "a higher rate", "more steps", f"{company.DAGGER}, more steps"
 
 
 def run(lab: Lab) -> Report:
     tasks = lab.chosen(TASKS)
+    writes = lab.backbone.model.config.is_encoder_decoder
+    rate, dagger_rate = (RATE, DAGGER_RATE) if writes else (ENCODER_RATE, ENCODER_DAGGER_RATE)
     lines: dict[str, Changes] = {company.PLUS: ({}, {}), **LINES}
-    rate = ENCODER_RATE
-    if lab.backbone.model.config.is_encoder_decoder:
-        rate = RATE
+    if writes:
         lines[MOVED] = ({}, {"own_rate": OWN_RATE})
     methods = {name: company.hyperformer(lab, **changes) for name, (changes, _) in lines.items()}
-    arms = [
-        Arm(name, (Option(methods[name], rate, None, tuple(settings.items())),), together=True)
-        for name, (_, settings) in lines.items()
-    ]
+    plus, dagger, longer = methods[company.PLUS], company.together(lab)[company.DAGGER], (("times", TIMES),)
+    given = {
+        **{name: Option(methods[name], rate, None, tuple(settings.items())) for name, (_, settings) in lines.items()},
+        FASTER: Option(plus, HIGHER[rate]),
+        LONGER: Option(plus, rate, None, longer),
+        company.DAGGER: Option(dagger, dagger_rate),
+        DAGGER_LONGER: Option(dagger, dagger_rate, None, longer),
+    }
+    arms = [Arm(name, (option,), together=True) for name, option in given.items()]
     found = study(lab, tasks, arms, columns=True)
     against = found.against(company.PLUS)
     alone = {name: {ALL: gaps[ALL]} for name, gaps in against.items()}
     figure = differences_figure(alone, [], "points above HyperFormer++", f"Its first steps, {lab.backbone.name}")
     maps = {name: learned_map(lab, methods[name], found.cell(name, tasks[0]).runs[0], tasks) for name in lines}
     higher = f"; {MOVED}: {OWN_RATE:g}" if MOVED in lines else ""
+    gaps = [found.difference(*pair) for pair in ((company.PLUS, company.DAGGER), (LONGER, DAGGER_LONGER))]
     sections = [
-        f"All at a rate of {rate:g}{higher}.\n",
+        f"At a rate of {rate:g}{higher}; {FASTER}: {HIGHER[rate]:g}; {company.DAGGER}: {dagger_rate:g}. {LONGER}: "
+        f"{TIMES:g} times as many.\n",
+        f"HyperFormer++ less {company.DAGGER}: {signed(gaps[0])}; with {LONGER} for both: {signed(gaps[1])}.\n",
         company.columns_table(lab, found, against, company.PLUS),
         "## Their task embeddings, first seed\n",
         markdown_table(HEADER, [[name, *each.cells] for name, each in maps.items()]),
@@ -55,5 +68,6 @@ def run(lab: Lab) -> Report:
     ]
     return of_study(
         found, "What HyperFormer++ loses its first steps to", sections, {"hyper-start": figure}, against,
+        gaps={name: gap.to_json() for name, gap in zip(("default", "longer"), gaps, strict=True)},
         maps={name: each.to_json() for name, each in maps.items()},
     )  # fmt: skip

@@ -247,11 +247,13 @@ class Lab:
             epochs = min(epochs, most, self.setup.epochs or epochs)
         return Settings(learning_rate=rate, epochs=epochs, seed=seed, **fixed)
 
-    def settings_together(self, rate: float | None, steps: int | None, seed: int, **changes: Any) -> Settings:
+    def settings_together(
+        self, rate: float | None, steps: int | None, seed: int, *, times: float = 1, **changes: Any
+    ) -> Settings:
         """Those of HyperFormer for tasks in company: temperature 10, 500 steps of warm-up, no decay, and on models that
         write smoothed labels; at the default size fewer steps of more rows. Validated at some points of a run.
         """
-        steps = self.setup.steps if steps is None else min(steps, self.setup.steps)
+        steps = round(times * (self.setup.steps if steps is None else min(steps, self.setup.steps)))
         points = min(VALIDATIONS, steps, self.setup.epochs or steps)
         writes = bool(self.backbone.model.config.is_encoder_decoder)
         fixed: dict[str, Any] = {
