@@ -445,7 +445,7 @@ def test_after_a_recording_that_failed_calls_are_plain_ones() -> None:
     assert other.recordings
 
 
-SENTENCE = "called again before the backward pass of its last output"
+SENTENCE = "before the backward pass of its last output"
 
 
 def test_a_backward_pass_that_comes_too_late_is_refused() -> None:
@@ -604,4 +604,4 @@ def test_a_run_that_has_ended_holds_no_memory() -> None:
             held.append(torch.cuda.memory_allocated())
     finally:
         gc.enable()
-    assert held[2] - held[1] < 2**16, held  # workspaces of matrix products are made once
+    assert held[2] - held[1] < 2**12, held  # workspaces of matrix products are made once

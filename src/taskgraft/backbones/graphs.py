@@ -59,7 +59,8 @@ class Graphed:
             if len(self.recordings) >= self.most:
                 self._seen.discard(self.recordings.popitem(last=False)[0])
             try:
-                recording = self.recordings[key] = Recording(self, draft, inputs, options)
+                with torch.cuda.device(self.grafts.device):
+                    recording = self.recordings[key] = Recording(self, draft, inputs, options)
             except RuntimeError as error:
                 if isinstance(error, torch.OutOfMemoryError):
                     self.forget()
@@ -134,7 +135,7 @@ class Graphed:
 
 @contextmanager
 def recorded(model: Any) -> Iterator[None]:
-    """Let training and prediction on a model go by recordings for the length of a `with` block."""
+    """Let training and prediction on a model go by recordings for the length of a `with` block, in one thread."""
     grafts = grafts_of(model)
     if grafts.graphed is not None:
         yield
@@ -221,21 +222,23 @@ class Recording:
         self.start = next(iter(self.results.values())).new_zeros((), requires_grad=True) if self.learns else None
 
     def _warm_up(self, call: Call, parameters: dict[str, Tensor]) -> list[str]:
-        """Once on a stream of its own: kernels are compiled and workspaces made, which cannot be recorded.
+        """Once, on the stream of recordings: kernels are compiled and workspaces made, which cannot be recorded.
 
         The parameters that a backward pass reaches.
         """
         reached: list[str] = []
         stream = side_stream(self.graphed.grafts.device)
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            output = call(self.inputs)
-            learns = [value for value in output.values() if isinstance(value, Tensor) and value.requires_grad]
-            if learns:
-                received = [torch.zeros_like(value) for value in learns]
-                found = torch.autograd.grad(learns, list(parameters.values()), received, allow_unused=True)
-                reached = [name for name, value in zip(parameters, found, strict=True) if value is not None]
-        torch.cuda.current_stream().wait_stream(stream)
+        try:
+            with torch.cuda.stream(stream):
+                output = call(self.inputs)
+                learns = [value for value in output.values() if isinstance(value, Tensor) and value.requires_grad]
+                if learns:
+                    received = [torch.zeros_like(value) for value in learns]
+                    found = torch.autograd.grad(learns, list(parameters.values()), received, allow_unused=True)
+                    reached = [name for name, value in zip(parameters, found, strict=True) if value is not None]
+        finally:  # after an error, too, what it was given is read until then
+            torch.cuda.current_stream().wait_stream(stream)
         return reached
 
     def play(self, inputs: dict[str, Tensor], draft: Draft) -> Any:
@@ -253,8 +256,8 @@ class Recording:
     def play_backward(self, token: object, received: Sequence[Tensor | None]) -> None:
         if self.graphed.latest is not token:
             raise GraftError(
-                "a graphed model was called again before the backward pass of its last output: "
-                "take the loss and call backward() after each call."
+                "a graphed model was called again, or its recordings were dropped, before the backward pass of its "
+                "last output: take the loss and call backward() after each call."
             )
         self.graphed.latest = None
         self.graphed.gradients(self.reached)
@@ -280,7 +283,7 @@ class Played(torch.autograd.Function):
 
 @functools.cache
 def side_stream(device: torch.device) -> torch.cuda.Stream:
-    """One for all warm-ups: a stream that multiplies matrices keeps a workspace for good."""
+    """One for all warm-ups and recordings: a stream that multiplies matrices keeps a workspace for good."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
@@ -315,4 +318,5 @@ def leave_recording() -> None:
 
 
 def recording(graph: torch.cuda.CUDAGraph, graphed: Graphed) -> Any:
-    return torch.cuda.graph(graph, pool=graphed.pool(), capture_error_mode="thread_local")
+    stream = side_stream(graphed.grafts.device)
+    return torch.cuda.graph(graph, pool=graphed.pool(), stream=stream, capture_error_mode="thread_local")

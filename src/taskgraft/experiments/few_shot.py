@@ -109,13 +109,14 @@ def run(lab: Lab) -> Report:
 
     sections, record = [about(lab, seeds=False)], {}
     for way in sizes:
-        rows, wins = lines({task: each for task, each in sizes[way].items() if each}, partial(scores, way=way))
-        if not rows:
+        judged = {task: each for task, each in sizes[way].items() if each}
+        if not judged:
             continue
-        few = [size for size in way.sizes if size <= FEW]
+        rows, wins = lines(judged, partial(scores, way=way))
+        few = sorted({size for each in judged.values() for size in each if size <= FEW})
         counted = f"{few[0]} to {few[-1]}" if len(few) > 2 else " and ".join(map(str, few))
         sentence = (
-            f"HyperFormer++ above both others on the mean of {counted} examples: {len(wins)} of {len(new)} tasks "
+            f"HyperFormer++ above both others on the mean of {counted} examples: {len(wins)} of {len(judged)} tasks "
             f"({', '.join(wins) or 'none'}).\n"
         )
         sections += [f"## {way.title}\n", sentence, markdown_table(["task", "examples", *METHODS], rows)]

@@ -18,9 +18,8 @@ from taskgraft.reports.experiments import differences_figure
 from taskgraft.reports.tables import markdown_table
 
 TASKS = GLUE
-RATE, ENCODER_RATE = 1e-3, company.PAPER_RATE  # the better of two for HyperFormer++
-HIGHER = {RATE: 3e-3, ENCODER_RATE: 1e-3}
-DAGGER_RATE, ENCODER_DAGGER_RATE = 1e-3, 3e-5  # the better of two, too
+# The better of two rates for HyperFormer++, a higher one, and the better of two for Adapters (dagger).
+WRITER_RATES, ENCODER_RATES = (1e-3, 3e-3, 1e-3), (company.PAPER_RATE, 1e-3, 3e-5)
 OWN_RATE = 3e-2  # of task embeddings
 TIMES = 1.6  # as many steps
 Changes = tuple[dict[str, Any], dict[str, Any]]  # of the method, and of the settings
@@ -36,7 +35,7 @@ FASTER, LONGER, DAGGER_LONGER = "a higher rate", "more steps", f"{company.DAGGER
 def run(lab: Lab) -> Report:
     tasks = lab.chosen(TASKS)
     writes = lab.backbone.model.config.is_encoder_decoder
-    rate, dagger_rate = (RATE, DAGGER_RATE) if writes else (ENCODER_RATE, ENCODER_DAGGER_RATE)
+    rate, higher, dagger_rate = WRITER_RATES if writes else ENCODER_RATES
     lines: dict[str, Changes] = {company.PLUS: ({}, {}), **LINES}
     if writes:
         lines[MOVED] = ({}, {"own_rate": OWN_RATE})
@@ -44,7 +43,7 @@ def run(lab: Lab) -> Report:
     plus, dagger, longer = methods[company.PLUS], company.together(lab)[company.DAGGER], (("times", TIMES),)
     given = {
         **{name: Option(methods[name], rate, None, tuple(settings.items())) for name, (_, settings) in lines.items()},
-        FASTER: Option(plus, HIGHER[rate]),
+        FASTER: Option(plus, higher),
         LONGER: Option(plus, rate, None, longer),
         company.DAGGER: Option(dagger, dagger_rate),
         DAGGER_LONGER: Option(dagger, dagger_rate, None, longer),
@@ -55,10 +54,10 @@ def run(lab: Lab) -> Report:
     alone = {name: {ALL: gaps[ALL]} for name, gaps in against.items()}
     figure = differences_figure(alone, [], "points above HyperFormer++", f"Its first steps, {lab.backbone.name}")
     maps = {name: learned_map(lab, methods[name], found.cell(name, tasks[0]).runs[0], tasks) for name in lines}
-    higher = f"; {MOVED}: {OWN_RATE:g}" if MOVED in lines else ""
+    moved = f"; {MOVED}: {OWN_RATE:g}" if MOVED in lines else ""
     gaps = [found.difference(*pair) for pair in ((company.PLUS, company.DAGGER), (LONGER, DAGGER_LONGER))]
     sections = [
-        f"At a rate of {rate:g}{higher}; {FASTER}: {HIGHER[rate]:g}; {company.DAGGER}: {dagger_rate:g}. {LONGER}: "
+        f"At a rate of {rate:g}{moved}; {FASTER}: {higher:g}; {company.DAGGER}: {dagger_rate:g}. {LONGER}: "
         f"{TIMES:g} times as many.\n",
         f"HyperFormer++ less {company.DAGGER}: {signed(gaps[0])}; with {LONGER} for both: {signed(gaps[1])}.\n",
         company.columns_table(lab, found, against, company.PLUS),

@@ -214,7 +214,8 @@ class Lab:
         units = [*together, *([job] for job in alone)]
         share_out(self, units, do, key=lambda unit: tuple(map(self.path, unit)))
         found = {job: self.known(job) for job in wanted}
-        return {job: record for job, record in found.items() if record is not None}
+        # By their files: runs that differ in a setting that labels do not have are different runs.
+        return {job: {**record, "name": self.path(job).stem} for job, record in found.items() if record is not None}
 
     def joint(self, job: Job) -> Joint:
         """The tasks of a run in company as they were trained: kept beside its record, or trained now."""

@@ -26,7 +26,7 @@ class Option:
     method: Method | None  # None: a search without a backbone
     rate: float | None = None
     epochs: int | None = None  # of tasks that are learned together, steps
-    changes: tuple[tuple[str, Any], ...] = ()  # of other settings
+    changes: tuple[tuple[str, Any], ...] = ()  # of what the lab makes other settings of
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,7 @@ class Cell:
             "method": method,
             "rate": self.option.rate,
             "epochs": self.option.epochs,
+            "changes": dict(self.option.changes),
             "runs": [run["name"] for run in self.runs],
         }
 
@@ -182,7 +183,7 @@ def study(lab: Lab, tasks: Sequence[str], arms: Sequence[Arm], columns: bool = F
         for name in tasks if task == TOGETHER else [task]:
             own = [share_of(run, name) for run in runs] if task == TOGETHER else runs
             cells[arm_name, name] = Cell(arm_name, name, option, own, tried_here)
-    records = list({record["name"]: record for record in (*first.values(), *rest.values())}.values())
+    records = list({**first, **rest}.values())
     return Study(list(tasks), [arm.name for arm in arms], cells, records, lab, columns)
 
 

@@ -18,7 +18,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import ExitStack
 from os import PathLike
 
 import torch
@@ -316,7 +316,10 @@ class Engine:
     def _run(self) -> None:
         if self._one_thread_each:
             torch.set_num_threads(1)
-        with recorded(self.model) if self.device.type == "cuda" else nullcontext():
+        with ExitStack() as stack:
+            if self.device.type == "cuda":
+                stack.enter_context(torch.cuda.device(self.device))  # a thread begins with the first
+                stack.enter_context(recorded(self.model))
             while (rows := self._next()) is not None:
                 try:
                     self._answer(rows)
