@@ -179,12 +179,12 @@ class Lab:
         return self.setup.runs / f"{job.label}.{hashlib.sha256(about.encode()).hexdigest()[:10]}.json"
 
     def known(self, job: Job) -> Record | None:
+        """What came of it, by the name of its file: labels do not tell all runs apart."""
         path = self.path(job)
         try:
-            found: Record | None = json.loads(path.read_bytes()) if path.exists() else None
+            return {**json.loads(path.read_bytes()), "name": path.stem} if path.exists() else None
         except ValueError as error:
             raise GraftError(f"{path} does not say what came of a run: delete it to do the run again.") from error
-        return found
 
     def keep(self, job: Job, record: Record) -> None:
         write_json(self.path(job), record)
@@ -214,8 +214,7 @@ class Lab:
         units = [*together, *([job] for job in alone)]
         share_out(self, units, do, key=lambda unit: tuple(map(self.path, unit)))
         found = {job: self.known(job) for job in wanted}
-        # By their files: runs that differ in a setting that labels do not have are different runs.
-        return {job: {**record, "name": self.path(job).stem} for job, record in found.items() if record is not None}
+        return {job: record for job, record in found.items() if record is not None}
 
     def joint(self, job: Job) -> Joint:
         """The tasks of a run in company as they were trained: kept beside its record, or trained now."""

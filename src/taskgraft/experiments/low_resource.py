@@ -36,7 +36,7 @@ def run(lab: Lab) -> Report:
     sizes = [size for size in SIZES if lab.setup.rows is None or size <= lab.setup.rows]
     if not sizes:
         raise GraftError(f"--rows {lab.setup.rows} is below the fewest rows of this experiment: {SIZES[0]}.")
-    found = runs_of(lab, tasks, sizes)
+    found, records = runs_of(lab, tasks, sizes)
     if lab.setup.runs_only:
         raise RunsDone
     curves: dict[str, list[tuple[int, float, float]]] = {name: [] for name in company.together(lab)}
@@ -62,14 +62,19 @@ def run(lab: Lab) -> Report:
         f"Few rows of every task on {lab.backbone.name}",
         [about(lab), table],
         shown,
-        [run for runs in found.values() for run in runs],
+        records,
         (),
         {"low-resource": figure},
     )
 
 
-def runs_of(lab: Lab, tasks: tuple[str, ...], sizes: list[int]) -> dict[tuple[str, int], list[Record]]:
-    """By method and size its runs, one a seed; each method's rate is the best by validation at the middle size."""
+def runs_of(
+    lab: Lab, tasks: tuple[str, ...], sizes: list[int]
+) -> tuple[dict[tuple[str, int], list[Record]], list[Record]]:
+    """By method and size its runs, one a seed, and all runs.
+
+    Each method's rate is the best by validation at the middle size.
+    """
     methods, middle, seeds = company.together(lab), middle_of(sizes), range(lab.setup.seeds)
     steps = None if lab.setup.full else STEPS
 
@@ -90,7 +95,8 @@ def runs_of(lab: Lab, tasks: tuple[str, ...], sizes: list[int]) -> dict[tuple[st
     rest = learned(lab, (few(name, chosen[name], size, seed) for name, size in cells for seed in seeds))
     if broken := [record for record in rest.values() if record["error"] is not None]:
         raise GraftError(f"run {broken[0]['name']} failed: {broken[0]['error']}")
-    return {(name, size): [rest[few(name, chosen[name], size, seed)] for seed in seeds] for name, size in cells}
+    found = {(name, size): [rest[few(name, chosen[name], size, seed)] for seed in seeds] for name, size in cells}
+    return found, [{**record, "rows": each.rows} for each, record in {**first, **rest}.items()]
 
 
 def middle_of(sizes: list[int]) -> int:
