@@ -7,6 +7,7 @@ and be trained, without a new one. Only when a bank's memory moves (it grew, or 
 from __future__ import annotations
 
 import functools
+import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -22,6 +23,8 @@ from taskgraft.nn.rows import Draft, Route, bind
 
 MOST = 256  # recordings that are kept; the least recently used goes
 MOST_TOKENS = 65_536  # of a batch that is recorded: launching a larger one is hidden behind its computing
+
+ONE_AT_A_TIME = threading.Lock()  # of recordings, whichever threads make them: they share a stream
 
 
 class Graphed:
@@ -59,7 +62,7 @@ class Graphed:
             if len(self.recordings) >= self.most:
                 self._seen.discard(self.recordings.popitem(last=False)[0])
             try:
-                with torch.cuda.device(self.grafts.device):
+                with ONE_AT_A_TIME, torch.cuda.device(self.grafts.device):
                     recording = self.recordings[key] = Recording(self, draft, inputs, options)
             except RuntimeError as error:
                 if isinstance(error, torch.OutOfMemoryError):
