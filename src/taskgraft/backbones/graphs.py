@@ -23,7 +23,6 @@ from taskgraft.nn.rows import Draft, Route, bind
 
 MOST = 256  # recordings that are kept; the least recently used goes
 MOST_TOKENS = 65_536  # of a batch that is recorded: launching a larger one is hidden behind its computing
-
 ONE_AT_A_TIME = threading.Lock()  # of recordings, whichever threads make them: they share a stream
 
 

@@ -121,8 +121,9 @@ def run(lab: Lab) -> Report:
         )
         sections += [f"## {way.title}\n", sentence, markdown_table(["task", "examples", *METHODS], rows)]
         record[way.name] = {"wins": wins, "sentence": sentence}
+    drawn = f"Mean ± deviation over {len(seeds)} seeds, each with examples of its own" if len(seeds) > 1 else "One seed"
     sections.append(
-        f"Mean ± deviation over {len(seeds)} seeds, each with examples of its own; at most {JUDGED:,} test rows; "
+        f"{drawn}; at most {JUDGED:,} test rows; "
         f"batches of {BATCH}, {STEPS} steps or three passes over the examples, whichever is more.\n"
     )
     published = WAYS[0]
