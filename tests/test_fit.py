@@ -224,6 +224,16 @@ def test_small_tasks_take_more_epochs(rows: int, epochs: int) -> None:
     assert tg.Settings().resolved(tg.Adapter(), "spans", rows).max_length == 384
 
 
+@pytest.mark.parametrize(
+    ("method", "epsilon"),
+    [(tg.Adapter(), 1e-6), (tg.HyperFormer(shared=True), 1e-6), (tg.HyperFormer(), 1e-8)],
+    ids=["adapter", "plus", "hyperformer"],
+)
+def test_generators_of_their_own_have_a_smaller_epsilon(method: tg.Method, epsilon: float) -> None:
+    assert tg.Settings().resolved(method, "classification", 100).epsilon == epsilon
+    assert tg.Settings(epsilon=1e-4).resolved(method, "classification", 100).epsilon == 1e-4
+
+
 def test_texts_that_are_cut_are_counted() -> None:
     run = tg.fit(tiny.backbone(), tiny.task(count=24), tg.Adapter(size=4), epochs=1, max_length=6)
     task = tiny.task(count=24)

@@ -19,12 +19,12 @@ import taskgraft as tg
 from taskgraft.errors import Stopped
 from taskgraft.training.course import Course
 from taskgraft.training.loop import Lane, Loop, pieces_of
-from taskgraft.training.optim import AdamW, shared_by
+from taskgraft.training.optim import shared_by
 from taskgraft.training.parts import Part, part_of
 from taskgraft.training.passes import LaneBatch, losses_of
 from taskgraft.training.progress import Quiet
 from taskgraft.training.sampling import Batch
-from taskgraft.training.session import Heard, mounted, rates_of, trained_places
+from taskgraft.training.session import Heard, mounted, optimizer_for, rates_of, trained_places
 
 import tiny
 
@@ -68,7 +68,7 @@ def loop_of(backbone: tg.Backbone, tasks: Sequence[tg.Task], method: tg.Method, 
 def loop_over(backbone: tg.Backbone, parts: Sequence[Part], settings: tg.Settings) -> Loop:
     rates = rates_of(backbone.model, [part.name for part in parts], settings)
     course = Course({part.name: part for part in parts}, settings, trained_places(backbone.model), rates)
-    optimizer = AdamW(backbone.model, rates, weight_decay=settings.weight_decay, clip_norm=settings.clip_norm)
+    optimizer = optimizer_for(backbone.model, rates, settings)
     return Loop(backbone.model, backbone.tokenizer, optimizer, CPU, False, [Lane(course)])
 
 
@@ -298,6 +298,20 @@ def test_what_is_a_tasks_own_may_have_another_rate(method: tg.Method) -> None:
         step(loop, all_rows(loop))
         moved = {key for key, value in grafts.read("mood").items() if (value - before[key]).abs().max() > 1e-20}
         assert moved and moved <= grafts.shared_names("mood")
+
+
+def test_generators_move_from_the_first_steps_on() -> None:
+    """Their gradients are small then, also beside AdamW's usual epsilon."""
+    method = tg.HyperFormer.paper(shared=False, norms="none")
+
+    def generators(**changes: Any) -> Tensor:
+        settings = {**FAST, "learning_rate": 1e-3, "epochs": 1, "warmup": 0.0, "average": 0.0, **changes}
+        tensors = tg.fit(tiny.backbone(), several(POOLED), method, **settings).joint.tensors
+        return torch.cat([value.flatten() for name, value in tensors.items() if name.endswith("generator")])
+
+    start = generators(learning_rate=1e-30)
+    way = {epsilon: (generators(epsilon=epsilon) - start).abs().median() for epsilon in (None, 1e-8, 1e-6)}
+    assert way[None] == way[1e-8] > 1.2 * way[1e-6] > 0
 
 
 @pytest.mark.parametrize("method", [HYPER, PLUS, DAGGER], ids=lambda m: m.name)

@@ -118,6 +118,14 @@ class Listener(ManyQuiet):
 # -- each as if alone
 
 
+def test_trials_with_another_epsilon_of_the_optimiser_have_one_of_their_own() -> None:
+    trials = [trial("usual"), trial("wide", epsilon=1e-2), trial("large", method=8)]
+    runs = tg.fit_many(backbone(), trials, progress=False)
+    for each in trials:
+        assert_same(runs[each.name], alone(each, backbone()))
+    assert difference(runs["usual"], runs["wide"]) > 1e-3
+
+
 def test_runs_side_by_side_equal_each_trained_alone(singles: dict[str, tg.Run]) -> None:
     heard, told = Listener(), []
     found = tg.fit_many(backbone(), several(), lanes=3, progress=heard, on_run=lambda t, run: told.append((t, run)))

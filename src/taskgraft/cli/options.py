@@ -101,6 +101,7 @@ class Training:
     warmup: Annotated[float, option(TRAINING, "Share of the steps in which the rate rises.")] = Settings.warmup
     weight_decay: Annotated[float, option(TRAINING, "Decay of the matrices.")] = Settings.weight_decay
     clip_norm: Annotated[float, option(TRAINING, "The largest norm of a gradient.")] = Settings.clip_norm
+    epsilon: Annotated[float | None, option(TRAINING, "AdamW's epsilon.", default="by the method")] = Settings.epsilon
     label_smoothing: Annotated[float, option(TRAINING, "Share of each label given to the others.")] = (
         Settings.label_smoothing
     )

@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from taskgraft.experiments.lab import Lab
+from taskgraft.experiments.lab import PAPER_EPSILON, Lab
 from taskgraft.experiments.report import copies, parameters, points, share, signed
-from taskgraft.experiments.study import ALL, Arm, Differences, Option, Study, options
+from taskgraft.experiments.study import ALL, Arm, Differences, Option, Study
 from taskgraft.methods import Adapter, FullFineTuning, HyperFormer, Method
 from taskgraft.reports.tables import count_text, markdown_table
 
@@ -58,15 +58,18 @@ def rates(lab: Lab, method: Method) -> tuple[float, ...]:
     return both[: lab.setup.trials]
 
 
-def arm(lab: Lab, name: str, method: Method) -> Arm:
+def arm(lab: Lab, name: str, method: Method, **changes: Any) -> Arm:
     """Tasks in company."""
-    return Arm(name, options([method], rates(lab, method), (None,)), together=True)
+    given = tuple(changes.items())
+    return Arm(name, tuple(Option(method, rate, None, given) for rate in rates(lab, method)), together=True)
 
 
 def alone(lab: Lab, name: str, method: Method, tasks: Sequence[str]) -> Arm:
     """Each task by itself, for its share of the steps that all have together, in batches of the same size."""
-    given = (("batch_size", batch_size(lab)), ("steps", max(1, lab.setup.steps // len(tasks))))
-    return Arm(name, tuple(Option(method, rate, None, given) for rate in rates(lab, method)))
+    given: dict[str, Any] = {"batch_size": batch_size(lab), "steps": max(1, lab.setup.steps // len(tasks))}
+    if lab.setup.full:
+        given["epsilon"] = PAPER_EPSILON
+    return Arm(name, tuple(Option(method, rate, None, tuple(given.items())) for rate in rates(lab, method)))
 
 
 def batch_size(lab: Lab) -> int:

@@ -43,6 +43,7 @@ Item = TypeVar("Item")
 AUTOML = "automl"
 MOST_STEPS = 4_000
 VALIDATIONS = 4  # of a run of several tasks
+PAPER_EPSILON = 1e-8  # of HyperFormer's released code, whatever the method
 STILL = ("checkpoint_seconds",)  # settings that change nothing of a run
 
 
@@ -258,7 +259,8 @@ class Lab:
         writes = bool(self.backbone.model.config.is_encoder_decoder)
         fixed: dict[str, Any] = {
             "batch_size": 32 if self.setup.full else 64, "average": 0.0, "patience": 1000, "weight_decay": 0.0,
-            "warmup": min(0.1, 500 / steps), "label_smoothing": 0.1 if writes else 0.0, **changes,
+            "warmup": min(0.1, 500 / steps), "label_smoothing": 0.1 if writes else 0.0,
+            "epsilon": PAPER_EPSILON if self.setup.full else None, **changes,
         }  # fmt: skip
         return Settings(learning_rate=rate, epochs=points, epoch_steps=steps // points, seed=seed, **fixed)
 

@@ -132,8 +132,8 @@ class Ready:
 
     @property
     def group(self) -> tuple[Any, ...]:
-        """Trials of one group fit into one another's places."""
-        return reads_features(self.trial.method, self.part.head), *self.needs
+        """Trials of one group fit into one another's places, and share an optimiser."""
+        return reads_features(self.trial.method, self.part.head), self.settings.epsilon, *self.needs
 
 
 def reads_features(method: Method, head: Head | None) -> bool:
@@ -219,9 +219,12 @@ class Crew:
             for each in running[1:]:
                 self._mount(each)
             api.train_only(model, [each.name for each in running])
+            epsilon = first.settings.epsilon
+            assert epsilon is not None
             optimizer = AdamW(
                 model,
                 {each.name: rate_of(each) for each in running},
+                eps=epsilon,
                 weight_decay={each.name: each.settings.weight_decay for each in running},
                 clip_norm={each.name: each.settings.clip_norm for each in running},
             )

@@ -22,6 +22,9 @@ FEWEST_EPOCHS, MOST_EPOCHS = (
     3,
     {"adapter": 20, "hyperformer": 20, "full": 10, "top-layers": 20, "norms": 20, "head": 60},
 )
+# AdamW divides by the size of a gradient and this: 1e-6 is Houlsby's. Where every place has a generator of its own,
+# which reads a projected embedding as it is, gradients begin at 1e-9, and beside 1e-6 they would move nothing.
+EPSILON, EPSILON_OF_GENERATORS = 1e-6, 1e-8
 TEXT_LENGTH, SPAN_LENGTH = 128, 384  # tokens of a text, and of a window of a text that spans are looked for in
 assert set(RATES) == set(EPOCHS_TIMES_ROOT) == set(MOST_EPOCHS) == set(METHODS)
 
@@ -49,6 +52,7 @@ class Settings:
     warmup: float = 0.1
     weight_decay: float = 0.01
     clip_norm: float = 1.0
+    epsilon: float | None = None
     label_smoothing: float = 0.0
     balance_classes: bool = False
     average: float = 0.4
@@ -77,7 +81,7 @@ class Settings:
         for field in ("weight_decay", "checkpoint_seconds"):
             if not getattr(self, field) >= 0:
                 raise GraftError(f"{field}={getattr(self, field)!r} must not be negative.")
-        for field in ("learning_rate", "own_rate", "clip_norm"):
+        for field in ("learning_rate", "own_rate", "clip_norm", "epsilon"):
             value = getattr(self, field)
             if value is not None and not 0 < value < math.inf:
                 raise GraftError(f"{field}={value!r} must be above 0.")
@@ -101,7 +105,11 @@ class Settings:
             own = max(
                 rate, RATES["adapter"]
             )  # a head learns as beside an adapter; only the hypernetwork must go slowly
-        return dataclasses.replace(self, epochs=epochs, learning_rate=rate, max_length=length, own_rate=own)
+        apart = isinstance(method, HyperFormer) and not method.shared
+        epsilon = self.epsilon or (EPSILON_OF_GENERATORS if apart else EPSILON)
+        return dataclasses.replace(
+            self, epochs=epochs, learning_rate=rate, max_length=length, own_rate=own, epsilon=epsilon
+        )
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
