@@ -1,7 +1,7 @@
 """A new task from few examples, starting from tasks that were trained together (Karimi Mahabadi et al., section 3.4).
 
-Two controls on models that write: the classes' numbers are re-mapped, since a pretrained model may have met the task, but
-not with those numbers; and runs have more steps, which tells whether a method is worse, or only slower.
+Two controls on models that write. The classes' numbers are re-mapped: a pretrained model may have met the task, but not
+with those numbers. And runs have more steps: whether a method is worse, or only slower.
 """
 
 from __future__ import annotations
