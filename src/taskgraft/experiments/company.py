@@ -88,10 +88,10 @@ def columns_table(lab: Lab, found: Study, against: Differences, base: str) -> st
     columns = columns_of(lab, found.tasks)
     body = []
     for name in found.arms:
-        mean = found.trained(name)
+        mean, method = found.trained(name), found.row(name)[0].option.method
         scores = [mean_of(found, name, task, metric) for task, metric in columns]
         gap = "-" if name == base else signed(against[name][ALL])
-        weight = copies(mean, len(found.tasks), total, whole=name in (SINGLE_FULL, FULL))
+        weight = copies(mean, len(found.tasks), total, whole=method is not None and method.trains_backbone)
         body.append([name, weight, share(mean, total), *map(points, scores), points(found.average(name)), gap])
     header = ["method", "all tasks", "trained per task", *(f"{t} {m}" for t, m in columns), "average", f"less {base}"]
     together = {run["steps"] for name in found.arms for cell in found.row(name) for run in cell.runs if "tasks" in run}

@@ -248,19 +248,17 @@ class Lab:
             epochs = min(epochs, most, self.setup.epochs or epochs)
         return Settings(learning_rate=rate, epochs=epochs, seed=seed, **fixed)
 
-    def settings_together(
-        self, rate: float | None, steps: int | None, seed: int, *, times: float = 1, **changes: Any
-    ) -> Settings:
+    def settings_together(self, rate: float | None, steps: int | None, seed: int, **changes: Any) -> Settings:
         """Those of HyperFormer for tasks in company: temperature 10, 500 steps of warm-up, no decay, and on models that
         write smoothed labels; at the default size fewer steps of more rows. Validated at some points of a run.
         """
-        steps = round(times * (self.setup.steps if steps is None else min(steps, self.setup.steps)))
+        steps = self.setup.steps if steps is None else min(steps, self.setup.steps)
         points = min(VALIDATIONS, steps, self.setup.epochs or steps)
         writes = bool(self.backbone.model.config.is_encoder_decoder)
+        paper = {"batch_size": 32, "batches": "single", "epsilon": PAPER_EPSILON}
         fixed: dict[str, Any] = {
-            "batch_size": 32 if self.setup.full else 64, "average": 0.0, "patience": 1000, "weight_decay": 0.0,
-            "warmup": min(0.1, 500 / steps), "label_smoothing": 0.1 if writes else 0.0,
-            "epsilon": PAPER_EPSILON if self.setup.full else None, **changes,
+            **(paper if self.setup.full else {"batch_size": 64}), "average": 0.0, "patience": 1000, "weight_decay": 0.0,
+            "warmup": min(0.1, 500 / steps), "label_smoothing": 0.1 if writes else 0.0, **changes,
         }  # fmt: skip
         return Settings(learning_rate=rate, epochs=points, epoch_steps=steps // points, seed=seed, **fixed)
 
