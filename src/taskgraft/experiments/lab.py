@@ -337,8 +337,11 @@ def there(setup: Setup, work: Callable[[Lab, Item], object], item: Item) -> None
 
 
 def do(lab: Lab, unit: Sequence[Job]) -> None:
-    """Run some jobs and keep what came of each as soon as it has ended."""
+    """Run some jobs and keep what came of each as soon as it has ended. Another command may have run some meanwhile."""
     start = time.perf_counter()
+    unit = [job for job in unit if lab.known(job) is None]
+    if not unit:
+        return
 
     def ended(job: Job, record: Record) -> None:
         # With whom it shared passes, and how long after they began it ended.
