@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from taskgraft.experiments.lab import PAPER_EPSILON, Lab
 from taskgraft.experiments.report import copies, parameters, points, share, signed
-from taskgraft.experiments.study import ALL, Arm, Differences, Option, Study
+from taskgraft.experiments.study import ALL, Arm, Differences, Option, Study, options
 from taskgraft.methods import Adapter, FullFineTuning, HyperFormer, Method
 from taskgraft.reports.tables import count_text, markdown_table
 
@@ -58,10 +58,9 @@ def rates(lab: Lab, method: Method) -> tuple[float, ...]:
     return both[: lab.setup.trials]
 
 
-def arm(lab: Lab, name: str, method: Method, **changes: Any) -> Arm:
+def arm(lab: Lab, name: str, method: Method) -> Arm:
     """Tasks in company."""
-    given = tuple(changes.items())
-    return Arm(name, tuple(Option(method, rate, None, given) for rate in rates(lab, method)), together=True)
+    return Arm(name, options([method], rates(lab, method), (None,)), together=True)
 
 
 def alone(lab: Lab, name: str, method: Method, tasks: Sequence[str]) -> Arm:

@@ -1,23 +1,21 @@
-"""What HyperFormer loses its first steps to: AdamW's epsilon, its norm and projector, its size at the start, embeddings
-that stay, mixed batches, or its rate.
+"""What HyperFormer++ loses its first steps to: its norm and projector, its size at the start, embeddings that stay,
+mixed batches, or its rate.
 
 Ours, not the paper's: its runs have fifty times as many steps as the default here.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from taskgraft.experiments import company
 from taskgraft.experiments.data import GLUE
-from taskgraft.experiments.lab import PAPER_EPSILON, Lab
-from taskgraft.experiments.report import Report, of_study, signed
+from taskgraft.experiments.lab import Lab
+from taskgraft.experiments.report import Report, of_study
 from taskgraft.experiments.study import ALL, Arm, Option, study
 from taskgraft.experiments.task_map import HEADER, learned_map, note
 from taskgraft.reports.experiments import differences_figure
 from taskgraft.reports.tables import markdown_table
-from taskgraft.training.settings import EPSILON
 
 TASKS = GLUE
 # The better of two rates for HyperFormer++ and a higher one; the better of two for Adapters (dagger) and a lower one.
@@ -32,8 +30,6 @@ LINES: dict[str, Changes] = {
 }
 MOVED = "embeddings at a higher rate"  # where embeddings are all that is a task's own: heads would not bear it
 FASTER, DAGGER_SLOWER = "a higher rate", f"{company.DAGGER}, a lower rate"
-# By default HyperFormer alone, whose gradients are the smallest, has the epsilon of its released code.
-EPSILONS = {company.HYPER: EPSILON, company.PLUS: PAPER_EPSILON, company.DAGGER: PAPER_EPSILON}
 
 
 def run(lab: Lab) -> Report:
@@ -51,35 +47,21 @@ def run(lab: Lab) -> Report:
         company.DAGGER: Option(dagger, dagger_rate),
         DAGGER_SLOWER: Option(dagger, lower),
     }
-    for name in (company.PLUS, company.DAGGER):
-        given[other(name)] = replace(given[name], changes=(("epsilon", EPSILONS[name]),))
     arms = [Arm(name, (option,), together=True) for name, option in given.items()]
-    hyper = company.together(lab)[company.HYPER]
-    arms += [company.arm(lab, company.HYPER, hyper)]
-    arms += [company.arm(lab, other(company.HYPER), hyper, epsilon=EPSILONS[company.HYPER])]
     found = study(lab, tasks, arms, columns=True)
     against = found.against(company.PLUS)
     alone = {name: {ALL: gaps[ALL]} for name, gaps in against.items()}
     figure = differences_figure(alone, [], "points above HyperFormer++", f"Its first steps, {lab.backbone.name}")
     maps = {name: learned_map(lab, methods[name], found.cell(name, tasks[0]).runs[0], tasks) for name in lines}
     moved = f"; {MOVED}: {OWN_RATE:g}" if MOVED in lines else ""
-    epsilons = {name: found.difference(other(name), name) for name in EPSILONS}
-    said = "; ".join(f"{other(name)}: {signed(gap)}" for name, gap in epsilons.items())
     sections = [
         f"At a rate of {rate:g}{moved}; {FASTER}: {higher:g}; {company.DAGGER}: {dagger_rate:g} and {lower:g}.\n",
-        f"AdamW's epsilon, less the same with the default. {said}.\n",
         company.columns_table(lab, found, against, company.PLUS),
         "## Their task embeddings, first seed\n",
         markdown_table(HEADER, [[name, *each.cells] for name, each in maps.items()]),
         note(tasks),
     ]
     return of_study(
-        found, "What HyperFormer loses its first steps to", sections, {"hyper-start": figure}, against,
-        epsilons={name: gap.to_json() for name, gap in epsilons.items()},
+        found, "What HyperFormer++ loses its first steps to", sections, {"hyper-start": figure}, against,
         maps={name: each.to_json() for name, each in maps.items()},
     )  # fmt: skip
-
-
-def other(name: str) -> str:
-    """A method with the epsilon that it does not have by default."""
-    return f"{name}, epsilon {EPSILONS[name]:g}"

@@ -47,7 +47,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         _hyper("hyper-ablation", "HyperFormer without its parts (Table 4)."),
         _hyper("low-resource", "Few rows of every task (Figure 2).", rows=4_000, paper_backbone="t5-base"),
         _hyper("task-map", "Which tasks' embeddings lie together (Figure 3)."),
-        _hyper("hyper-steps", "Longer and longer runs of tasks together.", seeds=1),
-        _hyper("hyper-start", "What HyperFormer loses its first steps to.", seeds=1),
+        _hyper("hyper-steps", "Short and long runs of tasks together.", seeds=1),
+        _hyper("hyper-start", "What HyperFormer++ loses its first steps to.", seeds=1),
     )
 }
