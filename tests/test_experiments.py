@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import re
 import shutil
 import threading
 from dataclasses import replace
@@ -19,7 +20,8 @@ import torch
 
 import taskgraft as tg
 from taskgraft.errors import Diverged, GraftError
-from taskgraft.experiments import arms, company, few_shot, glue, lab, span_ablation, study, task_map
+from taskgraft.experiments import arms, company, few_shot, glue, hyper_start, hyper_steps, lab, span_ablation, study
+from taskgraft.experiments import task_map as task_maps
 from taskgraft.experiments.data import CLASSIFICATION, GLUE, capped, load
 from taskgraft.experiments.lab import Job, Lab, Setup
 from taskgraft.experiments.names import EXPERIMENTS
@@ -125,6 +127,7 @@ def test_every_experiment_from_its_data_to_its_table(name: str, data: Path, back
     table, found = (folder / "table.md").read_text(), json.loads((folder / "results.json").read_text())
     assert "Not the paper's models or data" in table and "## The data" in table and f"{rows} of " in table
     runs = [run["name"] for run in found["runs"]]
+    assert name != "few-shot" or ("published" in found and "remapped" not in found)  # a control of models that write
     assert runs and len(set(runs)) == len(runs) and '"answers"' not in json.dumps(found["runs"])
     environment = json.loads((folder / "environment.json").read_text())
     assert environment["backbone"]["name"] == backbone and environment["setup"]["rows"] == rows
@@ -277,6 +280,18 @@ def test_workers_do_what_one_process_does(setup: Setup, tmp_path: Path) -> None:
     assert [one[each]["answers"] for each in jobs] == [two[each]["answers"] for each in jobs]
 
 
+def test_what_another_command_has_run_meanwhile_is_not_run_again(setup: Setup, tmp_path: Path) -> None:
+    made = Lab(replace(setup, runs=tmp_path))
+    known, new = job(made, method=arms.adapter(made, 4)), job(made, method=arms.adapter(made, 4), seed=1)
+    made.keep(known, {"mark": "theirs"})
+    lab.do(made, [known, new])
+    assert (made.known(known) or {})["mark"] == "theirs"
+    ran = made.known(new)
+    assert ran is not None and ran["passes"]["runs"] == 1 and ran["settings"]["seed"] == 1
+    lab.do(made, [known, new])
+    assert made.known(new) == ran
+
+
 def test_a_broken_record_is_told_of(setup: Setup) -> None:
     made = Lab(setup)
     broken = job(made, seed=99)
@@ -420,7 +435,7 @@ def test_how_far_task_embeddings_have_moved(changes: dict[str, Any], setup: Setu
     for rate in (1e-12, 1e-2):
         settings = made.settings_together(rate, None, 1, own_rate=rate)
         run = made.run([Job(study.TOGETHER, method, settings, tuple(tasks))])
-        found[rate] = task_map.learned_map(made, method, next(iter(run.values())), tasks)
+        found[rate] = task_maps.learned_map(made, method, next(iter(run.values())), tasks)
     assert found[1e-12].moved < 1e-6 < 1e-3 < found[1e-2].moved
     assert found[1e-12].start == pytest.approx(found[1e-12].map.separation) == found[1e-2].start
 
@@ -428,9 +443,9 @@ def test_how_far_task_embeddings_have_moved(changes: dict[str, Any], setup: Setu
 def test_of_all_groupings_so_many_lie_as_far_apart() -> None:
     groups = {"a": "x", "b": "x", "c": "y", "d": "y"}
     apart = {"a": [0.0, 0.0], "b": [0.1, 0.0], "c": [5.0, 0.0], "d": [5.1, 0.0]}
-    assert task_map.chance(apart, groups) == pytest.approx(1 / 3)  # of three ways to make two pairs
+    assert task_maps.chance(apart, groups) == pytest.approx(1 / 3)  # of three ways to make two pairs
     mixed = {"a": apart["a"], "c": apart["b"], "b": apart["c"], "d": apart["d"]}
-    assert task_map.chance(mixed, groups) == 1.0
+    assert task_maps.chance(mixed, groups) == 1.0
 
 
 def test_on_a_model_that_writes_a_new_task_is_also_learned_under_other_numbers_and_for_longer(
@@ -457,11 +472,49 @@ def test_on_a_model_that_writes_a_new_task_is_also_learned_under_other_numbers_a
     assert not (tmp_path / "joints").exists()  # weights are for what is left to do
 
 
+def test_short_and_long_runs_are_compared_on_all_tasks_and_without_the_one_that_is_learned_last(setup: Setup) -> None:
+    tasks = ("cola", "mrpc")
+    report = hyper_steps.run(Lab(replace(setup, protocol="hyperformer", steps=8, tasks=tasks)))
+    found = report.found
+    assert re.search(r"multi-task, full, 8 steps *\| *1\.0[0-9]x", report.sections[-1])  # and not 2: nothing is frozen
+    assert all(spread > 0 for curve in found["curves"].values() for _, _, spread in curve)  # over two seeds
+    scores = {name: {steps: mean for steps, mean, _ in curve} for name, curve in found["curves"].items()}
+    assert all(list(curve) == [2, 8] for curve in scores.values())
+    others = [name for name in scores if name != company.PLUS]
+    assert len(others) == 3 and len(found["gaps"]) == 2 * len(others)
+    for other in others:
+        whole, without = (found["gaps"][f"HyperFormer++ less {other}{end}"] for end in ("", ", without cola"))
+        for steps in (2, 8):
+            difference = scores[company.PLUS][steps] - scores[other][steps]
+            assert whole[str(steps)]["mean"] == pytest.approx(difference)
+            cells = {(cell["arm"], cell["task"]): cell["score"] for cell in found["cells"]}
+            on_mrpc = [cells[hyper_steps.named(name, steps), "mrpc"] for name in (company.PLUS, other)]
+            assert without[str(steps)]["mean"] == pytest.approx(on_mrpc[0] - on_mrpc[1])
+
+
 def test_the_papers_steps_and_warm_up(setup: Setup) -> None:
     settings = Lab(replace(setup, full=True, steps=2**18, epochs=None)).settings_together(3e-4, None, 0)
     assert (settings.epochs or 0) * (settings.epoch_steps or 0) == 2**18 and settings.batch_size == 32
     assert settings.warmup * 2**18 == 500 and settings.weight_decay == 0
     assert settings.batches == "single" and settings.epsilon == 1e-8
+    made = Lab(replace(setup, full=True, protocol="hyperformer"))
+    single = company.alone(made, "alone", company.adapter(made, "own"), ["cola", "rte"])
+    assert dict(single.options[0].changes)["epsilon"] == 1e-8
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_no_two_lines_are_the_same_run(full: bool, setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Lab(replace(setup, full=full, protocol="hyperformer", tasks=("cola", "mrpc")))
+
+    def listed(made: Lab, tasks: Any, lines: Any, columns: bool) -> Any:
+        options = [option for line in lines for option in line.options]
+        jobs = [(o.method, made.settings_together(o.rate, o.epochs, 0, **dict(o.changes))) for o in options]
+        assert len(jobs) > 5 and all(jobs.count(each) == 1 for each in jobs)
+        raise InterruptedError
+
+    monkeypatch.setattr(hyper_start, "study", listed)
+    with pytest.raises(InterruptedError):
+        hyper_start.run(made)
 
 
 def test_re_mapped_classes_are_the_same_rows_under_other_numbers(data: Path) -> None:

@@ -276,6 +276,7 @@ def test_a_quiet_run_writes_nothing_when_nobody_looks(capfd: pytest.CaptureFixtu
 BAD = [
     ({"epochs": 0}, "epochs=0 must be a whole number"),
     ({"learning_rate": -1.0}, "learning_rate=-1.0 must be above 0"),
+    ({"epsilon": 0.0}, "epsilon=0.0 must be above 0"),
     ({"warmup": 1.0}, "warmup=1.0 must be at least 0 and below 1"),
     ({"precision": "int8"}, "precision='int8' is unknown"),
     ({"epoch": 3}, "the settings are epochs"),

@@ -19,12 +19,12 @@ import taskgraft as tg
 from taskgraft.errors import Stopped
 from taskgraft.training.course import Course
 from taskgraft.training.loop import Lane, Loop, pieces_of
-from taskgraft.training.optim import shared_by
+from taskgraft.training.optim import AdamW, shared_by
 from taskgraft.training.parts import Part, part_of
 from taskgraft.training.passes import LaneBatch, losses_of
 from taskgraft.training.progress import Quiet
 from taskgraft.training.sampling import Batch
-from taskgraft.training.session import Heard, mounted, optimizer_for, rates_of, trained_places
+from taskgraft.training.session import Heard, mounted, rates_of, trained_places
 
 import tiny
 
@@ -68,7 +68,7 @@ def loop_of(backbone: tg.Backbone, tasks: Sequence[tg.Task], method: tg.Method, 
 def loop_over(backbone: tg.Backbone, parts: Sequence[Part], settings: tg.Settings) -> Loop:
     rates = rates_of(backbone.model, [part.name for part in parts], settings)
     course = Course({part.name: part for part in parts}, settings, trained_places(backbone.model), rates)
-    optimizer = optimizer_for(backbone.model, rates, settings)
+    optimizer = AdamW(backbone.model, rates, weight_decay=settings.weight_decay, clip_norm=settings.clip_norm)
     return Loop(backbone.model, backbone.tokenizer, optimizer, CPU, False, [Lane(course)])
 
 

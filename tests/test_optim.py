@@ -47,6 +47,14 @@ def moments(optimizer: tg.AdamW, task: str) -> list[torch.Tensor]:
     return [optimizer.steps[number].clone(), *found]
 
 
+@pytest.mark.parametrize(("shared", "eps"), [(True, 1e-6), (False, 1e-8)], ids=["plus", "hyperformer"])
+def test_generators_of_their_own_have_a_smaller_epsilon(shared: bool, eps: float) -> None:
+    model = build("bert", torch.float64)
+    tg.graft(model, tg.HyperFormer(shared=shared, size=4), {"a": 2, "b": 2})
+    assert {group["eps"] for group in tg.AdamW(model).param_groups} == {eps}
+    assert {group["eps"] for group in tg.AdamW(model, eps=1e-3).param_groups} == {1e-3}
+
+
 def test_one_task_alone_steps_as_torch_adamw_does() -> None:
     ours, theirs = grafted(["a"]), grafted(["a"])
     named = tg.trainable(theirs)

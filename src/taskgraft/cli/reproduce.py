@@ -53,7 +53,7 @@ def reproduce(
     rows: Annotated[
         int | None, size("Training rows of a task, at most; 0 for all.", default="by the experiment", min=0)
     ] = None,
-    seeds: Annotated[int | None, size("Runs of each chosen setting.", default="3; few-shot 5", min=1)] = None,
+    seeds: Annotated[int | None, size("Runs of each chosen setting.", default="by the experiment", min=1)] = None,
     trials: Annotated[int | None, size("Settings of a method and task to choose from.", default="6", min=1)] = None,
     epochs: Annotated[int | None, size("Passes over the rows, at most.", default="by the method", min=1)] = None,
     steps: Annotated[

@@ -23,8 +23,8 @@ def hyperformer(lab: Lab, shared: bool = True, **changes: Any) -> HyperFormer:
     return HyperFormer.paper(shared, **{"pooling": lab.setup.pooling, **changes})
 
 
-def adapter(lab: Lab, norm_after: Literal["own", "shared"]) -> Adapter:
-    """The adapter that the paper compares with: a norm after it, a task's own or the tasks' common one."""
+def adapter(lab: Lab, norm_after: Literal["own", "shared"] | None) -> Adapter:
+    """The adapter that the paper compares with: a norm after it, a task's own or the tasks' common one; or without."""
     return Adapter(
         reduction=REDUCTION, norm_after=norm_after, activation="gelu_new", backbone_dropout=True,
         pooling=lab.setup.pooling,

@@ -10,6 +10,7 @@ from taskgraft.experiments.lab import Lab
 from taskgraft.experiments.report import Report, of_study
 from taskgraft.experiments.study import ALL, Arm, Option, options, study
 from taskgraft.reports.experiments import differences_figure
+from taskgraft.reports.sweeps import rate_text
 from taskgraft.training.settings import EPSILON
 
 TASKS = GLUE
@@ -21,7 +22,7 @@ PARTS: dict[str, dict[str, Any]] = {
     "backbone's norms frozen": {"norms": "none"},
     "neither norm": {"conditional_norm": False, "norms": "none"},
 }
-LARGE = f"epsilon {EPSILON:g}"  # of AdamW, as for every other method; HyperFormer's is that of its released code
+LARGE = f"epsilon {rate_text(EPSILON)}"  # of AdamW, the default of other methods; HyperFormer's is its released code's
 
 
 def run(lab: Lab) -> Report:

@@ -1,5 +1,5 @@
 """What HyperFormer++ loses its first steps to: its norm and projector, its size at the start, embeddings that stay,
-mixed batches, or its rate.
+mixed batches, or its rate. And what the adapters that it is compared with lose to theirs.
 
 Ours, not the paper's: its runs have fifty times as many steps as the default here.
 """
@@ -26,17 +26,19 @@ LINES: dict[str, Changes] = {
     "no task projector": ({"projector": False}, {}),
     "no conditional norm either": ({"conditional_norm": False, "projector": False}, {}),
     "a tenth of the weights at the start": ({"init_std": 1e-3}, {}),
-    "one task in each batch, as in the paper": ({}, {"batches": "single"}),
 }
 MOVED = "embeddings at a higher rate"  # where embeddings are all that is a task's own: heads would not bear it
+SINGLE, MIXED = "one task in each batch, as in the paper", "mixed batches"  # the one that is not the default
 FASTER, DAGGER_SLOWER = "a higher rate", f"{company.DAGGER}, a lower rate"
+PLAIN, PLAIN_RATE = "adapters together, no norm after them", 1e-3
 
 
 def run(lab: Lab) -> Report:
     tasks = lab.chosen(TASKS)
     writes = lab.backbone.model.config.is_encoder_decoder
     rate, higher, dagger_rate, lower = WRITER_RATES if writes else ENCODER_RATES
-    lines: dict[str, Changes] = {company.PLUS: ({}, {}), **LINES}
+    batches = (MIXED, "mixed") if lab.setup.full else (SINGLE, "single")
+    lines: dict[str, Changes] = {company.PLUS: ({}, {}), **LINES, batches[0]: ({}, {"batches": batches[1]})}
     if writes:
         lines[MOVED] = ({}, {"own_rate": OWN_RATE})
     methods = {name: company.hyperformer(lab, **changes) for name, (changes, _) in lines.items()}
@@ -46,6 +48,7 @@ def run(lab: Lab) -> Report:
         FASTER: Option(methods[company.PLUS], higher),
         company.DAGGER: Option(dagger, dagger_rate),
         DAGGER_SLOWER: Option(dagger, lower),
+        PLAIN: Option(company.adapter(lab, None), PLAIN_RATE),
     }
     arms = [Arm(name, (option,), together=True) for name, option in given.items()]
     found = study(lab, tasks, arms, columns=True)
@@ -55,7 +58,8 @@ def run(lab: Lab) -> Report:
     maps = {name: learned_map(lab, methods[name], found.cell(name, tasks[0]).runs[0], tasks) for name in lines}
     moved = f"; {MOVED}: {OWN_RATE:g}" if MOVED in lines else ""
     sections = [
-        f"At a rate of {rate:g}{moved}; {FASTER}: {higher:g}; {company.DAGGER}: {dagger_rate:g} and {lower:g}.\n",
+        f"At a rate of {rate:g}{moved}; {FASTER}: {higher:g}; {company.DAGGER}: {dagger_rate:g} and {lower:g}; "
+        f"{PLAIN}: {PLAIN_RATE:g}.\n",
         company.columns_table(lab, found, against, company.PLUS),
         "## Their task embeddings, first seed\n",
         markdown_table(HEADER, [[name, *each.cells] for name, each in maps.items()]),

@@ -5,6 +5,8 @@ Ours, not the paper's: its runs have fifty times as many steps as the default he
 
 from __future__ import annotations
 
+import statistics
+
 from taskgraft.experiments import company
 from taskgraft.experiments.data import GLUE
 from taskgraft.experiments.lab import Lab
@@ -14,22 +16,22 @@ from taskgraft.reports.experiments import sizes_figure
 from taskgraft.reports.tables import markdown_table
 
 TASKS = GLUE
-PARTS = (4, 1)  # of the steps, which the longer runs have
+DIVISORS = (4, 1)  # a quarter of the steps, and all of them
 LAST = "cola"  # the task that all methods learn last
 
 
 def run(lab: Lab) -> Report:
-    """Each method at the lower of its two rates, which on a T5 is the paper's."""
+    """Each method at the paper's rate, or on an encoder at the lower of its two."""
     tasks = lab.chosen(TASKS)
     methods = company.together(lab)
-    lengths = sorted({max(1, lab.setup.steps // part) for part in PARTS})
+    lengths = sorted({steps_of(lab, max(1, lab.setup.steps // divisor)) for divisor in DIVISORS})
     arms = [
         Arm(named(name, steps), (Option(method, company.rates(lab, method)[0], steps),), together=True)
         for name, method in methods.items()
         for steps in lengths
     ]
     found = study(lab, tasks, arms, columns=True)
-    curves = {name: [(steps, found.average(named(name, steps)), 0.0) for steps in lengths] for name in methods}
+    curves = {name: [(steps, *spread(found.averages(named(name, steps)))) for steps in lengths] for name in methods}
     judged = {"": tasks}
     if LAST in tasks and len(tasks) > 1:
         judged[f", without {LAST}"] = [task for task in tasks if task != LAST]
@@ -42,7 +44,10 @@ def run(lab: Lab) -> Report:
         if other != company.PLUS
     }
     header = ["steps", *(f"{steps:,}" for steps in lengths)]
-    body = [[name, *(points(mean) for _, mean, _ in curve)] for name, curve in curves.items()]
+    several = lab.setup.seeds > 1
+    body = [
+        [name, *(points(mean, off if several else None) for _, mean, off in curve)] for name, curve in curves.items()
+    ]
     body += [[name, *map(signed, each.values())] for name, each in gaps.items()]
     base = named(company.FULL, lengths[-1])
     against = found.against(base)
@@ -57,3 +62,14 @@ def run(lab: Lab) -> Report:
 
 def named(method: str, steps: int) -> str:
     return f"{method}, {steps:,} steps"
+
+
+def steps_of(lab: Lab, wanted: int) -> int:
+    """As many as can be parted by validations."""
+    settings = lab.settings_together(None, wanted, 0)
+    return (settings.epochs or 1) * (settings.epoch_steps or 1)
+
+
+def spread(scores: list[float]) -> tuple[float, float]:
+    """Mean and deviation over seeds."""
+    return statistics.fmean(scores), statistics.stdev(scores) if len(scores) > 1 else 0.0

@@ -250,7 +250,8 @@ class Lab:
 
     def settings_together(self, rate: float | None, steps: int | None, seed: int, **changes: Any) -> Settings:
         """Those of HyperFormer for tasks in company: temperature 10, 500 steps of warm-up, no decay, and on models that
-        write smoothed labels; at the default size fewer steps of more rows. Validated at some points of a run.
+        write smoothed labels; at the default size fewer steps of more rows, of several tasks each. Validated at some
+        points of a run.
         """
         steps = self.setup.steps if steps is None else min(steps, self.setup.steps)
         points = min(VALIDATIONS, steps, self.setup.epochs or steps)
@@ -338,10 +339,10 @@ def there(setup: Setup, work: Callable[[Lab, Item], object], item: Item) -> None
 
 def do(lab: Lab, unit: Sequence[Job]) -> None:
     """Run some jobs and keep what came of each as soon as it has ended. Another command may have run some meanwhile."""
-    start = time.perf_counter()
     unit = [job for job in unit if lab.known(job) is None]
     if not unit:
         return
+    start = time.perf_counter()
 
     def ended(job: Job, record: Record) -> None:
         # With whom it shared passes, and how long after they began it ended.
@@ -429,6 +430,7 @@ def about(job: Job) -> Record:
         "rate": settings.learning_rate,
         "epochs": settings.epochs,
         "seed": settings.seed,
+        "settings": settings.to_json(),
     }
 
 

@@ -104,8 +104,16 @@ class Study:
         return [self.cells[arm, task] for task in self.tasks]
 
     def average(self, arm: str) -> float:
+        return statistics.fmean(self.averages(arm))
+
+    def averages(self, arm: str) -> list[float]:
+        """One a seed."""
         weights = self.weights(self.tasks)
-        return math.fsum(w * cell.score for w, cell in zip(weights, self.row(arm), strict=True)) / sum(weights)
+        seeds = zip(*(cell.runs for cell in self.row(arm)), strict=True)
+        return [
+            math.fsum(weight * run["test"] for weight, run in zip(weights, runs, strict=True)) / sum(weights)
+            for runs in seeds
+        ]
 
     def weights(self, tasks: Sequence[str]) -> list[int]:
         """What each task counts for in an average."""

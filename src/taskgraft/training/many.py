@@ -219,12 +219,10 @@ class Crew:
             for each in running[1:]:
                 self._mount(each)
             api.train_only(model, [each.name for each in running])
-            epsilon = first.settings.epsilon
-            assert epsilon is not None
             optimizer = AdamW(
                 model,
                 {each.name: rate_of(each) for each in running},
-                eps=epsilon,
+                eps=first.settings.epsilon,
                 weight_decay={each.name: each.settings.weight_decay for each in running},
                 clip_norm={each.name: each.settings.clip_norm for each in running},
             )

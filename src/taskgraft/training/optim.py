@@ -18,6 +18,7 @@ from taskgraft.backbones.kinds import HyperKind
 from taskgraft.errors import GraftError
 from taskgraft.nn.bank import padded_to
 from taskgraft.nn.bottleneck import has_triton
+from taskgraft.training.settings import epsilon_of
 
 MOST_TABLES = 8  # sets of parameters that have gradients in one step or another
 
@@ -27,7 +28,8 @@ class AdamW(torch.optim.Optimizer):
 
     `lr`, `weight_decay` and `clip_norm` are numbers, or a mapping by task. A scheduler acts on
     `param_groups[i]["lr"]`, which scales every task's own rate; `set_rates` sets the rates themselves. Weight decay
-    goes by role: matrices yes; biases, norms, embeddings and hypernetworks no.
+    goes by role: matrices yes; biases, norms, embeddings and hypernetworks no. `eps` is 1e-6, or 1e-8 where
+    HyperFormer's own generators are trained, whose gradients are small.
     What tasks share (norms, a hypernetwork, a fully fine-tuned backbone) steps as one more slot. Make it after the
     tasks to train have been chosen.
     """
@@ -39,7 +41,7 @@ class AdamW(torch.optim.Optimizer):
         *,
         weight_decay: float | Mapping[str, float] = 0.01,
         betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-6,
+        eps: float | None = None,
         clip_norm: float | Mapping[str, float] | None = None,
     ) -> None:
         self.grafts = grafts_of(model)
@@ -59,6 +61,8 @@ class AdamW(torch.optim.Optimizer):
             if parameters:
                 slots = [[number[owner] for owner in owners] for _, owners in parameters]
                 groups.append({"params": [p for p, _ in parameters], "decays": decays, "slots": slots})
+        if eps is None:
+            eps = min(epsilon_of(self.grafts.tasks[task].method) for task in self.grafts.trained)
         super().__init__(groups, {"lr": base, "betas": betas, "eps": eps})
         count = len(self.owners)
         clips = per_owner("clip_norm", float("inf") if clip_norm is None else clip_norm, self.owners)

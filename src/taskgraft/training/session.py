@@ -79,7 +79,9 @@ def trained(
         team.start_alike(place.stack for place in places.values())
         course = Course({part.name: part for part in parts}, settings, places, rates, team.size)
         check_shareable(course, team)
-        optimizer = optimizer_for(model, rates, settings)
+        optimizer = AdamW(
+            model, rates, eps=settings.epsilon, weight_decay=settings.weight_decay, clip_norm=settings.clip_norm
+        )
         lane = Lane(course, folder if team.leads else None, key)
         bf16 = computes_in_bf16(settings, device)
         loop = Loop(model, backbone.tokenizer, optimizer, device, bf16, [lane], team=team)
@@ -138,12 +140,6 @@ def rates_of(model: Any, tasks: Sequence[str], settings: Settings) -> dict[str, 
     if own is None or set(owners) <= set(tasks):
         own = settings.learning_rate
     return {owner: own if owner in tasks else settings.learning_rate for owner in owners}
-
-
-def optimizer_for(model: Any, rates: Mapping[str, float], settings: Settings) -> AdamW:
-    """One for settings with nothing left open."""
-    assert settings.epsilon is not None
-    return AdamW(model, rates, eps=settings.epsilon, weight_decay=settings.weight_decay, clip_norm=settings.clip_norm)
 
 
 def computes_in_bf16(settings: Settings, device: torch.device) -> bool:

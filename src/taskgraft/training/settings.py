@@ -23,7 +23,8 @@ FEWEST_EPOCHS, MOST_EPOCHS = (
     {"adapter": 20, "hyperformer": 20, "full": 10, "top-layers": 20, "norms": 20, "head": 60},
 )
 # AdamW divides by the size of a gradient and this: 1e-6 is Houlsby's. Where every place has a generator of its own,
-# which reads a projected embedding as it is, gradients begin at 1e-9, and beside 1e-6 they would move nothing.
+# which reads a projected embedding as it is, gradients begin at 1e-9 and would hardly count beside 1e-6: 1e-8 is that
+# of HyperFormer's released code.
 EPSILON, EPSILON_OF_GENERATORS = 1e-6, 1e-8
 TEXT_LENGTH, SPAN_LENGTH = 128, 384  # tokens of a text, and of a window of a text that spans are looked for in
 assert set(RATES) == set(EPOCHS_TIMES_ROOT) == set(MOST_EPOCHS) == set(METHODS)
@@ -105,11 +106,16 @@ class Settings:
             own = max(
                 rate, RATES["adapter"]
             )  # a head learns as beside an adapter; only the hypernetwork must go slowly
-        apart = isinstance(method, HyperFormer) and not method.shared
-        epsilon = self.epsilon or (EPSILON_OF_GENERATORS if apart else EPSILON)
+        epsilon = self.epsilon or epsilon_of(method)
         return dataclasses.replace(
             self, epochs=epochs, learning_rate=rate, max_length=length, own_rate=own, epsilon=epsilon
         )
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
+
+
+def epsilon_of(method: Method) -> float:
+    """AdamW's, unless it is given."""
+    apart = isinstance(method, HyperFormer) and not method.shared
+    return EPSILON_OF_GENERATORS if apart else EPSILON
