@@ -1,7 +1,8 @@
 """How large are the gradients that a method begins with, beside the epsilon that AdamW adds to them?
 
 The first steps of runs of `taskgraft reproduce hyper-glue`, at the rates of their warm-up, on a few rows of each task.
-The size of a weight's gradient is the root of the mean of its squares so far, which AdamW divides by.
+The size of a weight's gradient is the root of the mean of its squares so far, which AdamW divides by. Weights that no
+row has touched yet, as the embeddings of other words in full fine-tuning, are counted apart.
 
     python experiments/first_gradients.py --backbone t5-small --data-dir data --json first_gradients.json
 """
@@ -21,6 +22,7 @@ from taskgraft import Method, fit
 from taskgraft.experiments import company
 from taskgraft.experiments.data import GLUE
 from taskgraft.experiments.lab import Lab, Setup
+from taskgraft.training.settings import epsilon_of
 
 ROWS, WARMUP = 400, 500
 EPSILONS = (1e-6, 1e-8)
@@ -57,13 +59,19 @@ def main() -> None:
     last: dict[str, torch.Tensor] = {}
     register_optimizer_step_post_hook(lambda optimizer, *_: last.update(sizes=sizes(optimizer)))
     for name, method in methods(lab).items():
-        rate = company.PAPER_RATE * options.steps / WARMUP  # reached at the last of these steps
+        rate = company.rates(lab, method)[0] * options.steps / WARMUP  # reached at the last of these steps
         settings = lab.settings_together(rate, options.steps, 0, warmup=0.999)
         fit(lab.backbone, tasks, method, settings=settings, progress=False)
-        below = {f"below {epsilon:g}": float((last["sizes"] < epsilon).double().mean()) for epsilon in EPSILONS}
-        found[name] = {"median": float(last["sizes"].median()), **below}
+        every = last["sizes"]
+        touched = every[every > 0]
+        found[name] = {
+            "epsilon": epsilon_of(method),
+            "untouched": 1 - len(touched) / len(every),
+            "median": float(touched.median()),
+            **{f"below {epsilon:g}": float((touched < epsilon).double().mean()) for epsilon in EPSILONS},
+        }
         print(name, found[name], flush=True)
-        record = {"backbone": lab.backbone.name, "steps": options.steps, "methods": found}
+        record = {"backbone": lab.backbone.name, "steps": options.steps, "rows": ROWS, "methods": found}
         options.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
