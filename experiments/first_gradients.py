@@ -56,13 +56,13 @@ def main() -> None:
     whole = [lab.task(name) for name in lab.chosen(GLUE)]
     tasks = [replace(task, splits={"train": task.split("train")}) for task in whole]
     found: dict[str, dict[str, float]] = {}
-    last: dict[str, torch.Tensor] = {}
-    register_optimizer_step_post_hook(lambda optimizer, *_: last.update(sizes=sizes(optimizer)))
+    last: dict[str, Any] = {}
+    register_optimizer_step_post_hook(lambda optimizer, *_: last.update(optimizer=optimizer))
     for name, method in methods(lab).items():
         rate = company.rates(lab, method)[0] * options.steps / WARMUP  # reached at the last of these steps
         settings = lab.settings_together(rate, options.steps, 0, warmup=0.999)
         fit(lab.backbone, tasks, method, settings=settings, progress=False)
-        every = last["sizes"]
+        every = sizes(last["optimizer"])
         touched = every[every > 0]
         found[name] = {
             "epsilon": epsilon_of(method),

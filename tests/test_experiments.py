@@ -20,8 +20,18 @@ import torch
 
 import taskgraft as tg
 from taskgraft.errors import Diverged, GraftError
-from taskgraft.experiments import arms, company, few_shot, glue, hyper_start, hyper_steps, lab, span_ablation, study
-from taskgraft.experiments import task_map as task_maps
+from taskgraft.experiments import (
+    arms,
+    company,
+    few_shot,
+    glue,
+    hyper_start,
+    hyper_steps,
+    lab,
+    span_ablation,
+    study,
+    task_map,
+)
 from taskgraft.experiments.data import CLASSIFICATION, GLUE, capped, load
 from taskgraft.experiments.lab import Job, Lab, Setup
 from taskgraft.experiments.names import EXPERIMENTS
@@ -435,7 +445,7 @@ def test_how_far_task_embeddings_have_moved(changes: dict[str, Any], setup: Setu
     for rate in (1e-12, 1e-2):
         settings = made.settings_together(rate, None, 1, own_rate=rate)
         run = made.run([Job(study.TOGETHER, method, settings, tuple(tasks))])
-        found[rate] = task_maps.learned_map(made, method, next(iter(run.values())), tasks)
+        found[rate] = task_map.learned_map(made, method, next(iter(run.values())), tasks)
     assert found[1e-12].moved < 1e-6 < 1e-3 < found[1e-2].moved
     assert found[1e-12].start == pytest.approx(found[1e-12].map.separation) == found[1e-2].start
 
@@ -443,9 +453,9 @@ def test_how_far_task_embeddings_have_moved(changes: dict[str, Any], setup: Setu
 def test_of_all_groupings_so_many_lie_as_far_apart() -> None:
     groups = {"a": "x", "b": "x", "c": "y", "d": "y"}
     apart = {"a": [0.0, 0.0], "b": [0.1, 0.0], "c": [5.0, 0.0], "d": [5.1, 0.0]}
-    assert task_maps.chance(apart, groups) == pytest.approx(1 / 3)  # of three ways to make two pairs
+    assert task_map.chance(apart, groups) == pytest.approx(1 / 3)  # of three ways to make two pairs
     mixed = {"a": apart["a"], "c": apart["b"], "b": apart["c"], "d": apart["d"]}
-    assert task_maps.chance(mixed, groups) == 1.0
+    assert task_map.chance(mixed, groups) == 1.0
 
 
 def test_on_a_model_that_writes_a_new_task_is_also_learned_under_other_numbers_and_for_longer(

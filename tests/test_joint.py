@@ -68,7 +68,8 @@ def loop_of(backbone: tg.Backbone, tasks: Sequence[tg.Task], method: tg.Method, 
 def loop_over(backbone: tg.Backbone, parts: Sequence[Part], settings: tg.Settings) -> Loop:
     rates = rates_of(backbone.model, [part.name for part in parts], settings)
     course = Course({part.name: part for part in parts}, settings, trained_places(backbone.model), rates)
-    optimizer = AdamW(backbone.model, rates, weight_decay=settings.weight_decay, clip_norm=settings.clip_norm)
+    given = {"eps": settings.epsilon, "weight_decay": settings.weight_decay, "clip_norm": settings.clip_norm}
+    optimizer = AdamW(backbone.model, rates, **given)
     return Loop(backbone.model, backbone.tokenizer, optimizer, CPU, False, [Lane(course)])
 
 

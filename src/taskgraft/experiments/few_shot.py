@@ -44,7 +44,7 @@ class Way:
     sizes: tuple[int, ...] = SIZES
     remapped: bool = False
     times: int = 1  # as many steps
-    control: bool = False  # on models that write alone
+    control: bool = False  # asked only of models that write
 
 
 WAYS = (

@@ -8,7 +8,7 @@ from taskgraft.experiments import company
 from taskgraft.experiments.data import GLUE
 from taskgraft.experiments.lab import Lab
 from taskgraft.experiments.report import Report, of_study
-from taskgraft.experiments.study import ALL, Arm, Option, options, study
+from taskgraft.experiments.study import ALL, Arm, Option, study
 from taskgraft.reports.experiments import differences_figure
 from taskgraft.reports.sweeps import rate_text
 from taskgraft.training.settings import EPSILON
@@ -28,12 +28,13 @@ LARGE = f"epsilon {rate_text(EPSILON)}"  # of AdamW, the default of other method
 def run(lab: Lab) -> Report:
     tasks = lab.chosen(TASKS)
     steps = None if lab.setup.full else STEPS
-    lines = [
-        Arm(name, options([company.hyperformer(lab, shared=False, **changes)], (company.PAPER_RATE,), (steps,)), True)
-        for name, changes in {company.HYPER: {}, **PARTS}.items()
-    ]
-    same = company.hyperformer(lab, shared=False)
-    lines.append(Arm(LARGE, (Option(same, company.PAPER_RATE, steps, (("epsilon", EPSILON),)),), True))
+
+    def line(name: str, changes: dict[str, Any], **settings: Any) -> Arm:
+        method = company.hyperformer(lab, shared=False, **changes)
+        return Arm(name, (Option(method, company.PAPER_RATE, steps, tuple(settings.items())),), together=True)
+
+    lines = [line(name, changes) for name, changes in {company.HYPER: {}, **PARTS}.items()]
+    lines.append(line(LARGE, {}, epsilon=EPSILON))
     found = study(lab, tasks, lines, columns=True)
     against = found.against(company.HYPER)
     order = sorted(PARTS, key=lambda name: against[name][ALL].mean)

@@ -5,12 +5,10 @@ Ours, not the paper's: its runs have fifty times as many steps as the default he
 
 from __future__ import annotations
 
-import statistics
-
 from taskgraft.experiments import company
 from taskgraft.experiments.data import GLUE
 from taskgraft.experiments.lab import Lab
-from taskgraft.experiments.report import Report, of_study, points, signed
+from taskgraft.experiments.report import Report, mean_and_deviation, of_study, points, signed
 from taskgraft.experiments.study import Arm, Option, study
 from taskgraft.reports.experiments import sizes_figure
 from taskgraft.reports.tables import markdown_table
@@ -31,7 +29,10 @@ def run(lab: Lab) -> Report:
         for steps in lengths
     ]
     found = study(lab, tasks, arms, columns=True)
-    curves = {name: [(steps, *spread(found.averages(named(name, steps)))) for steps in lengths] for name in methods}
+    curves = {
+        name: [(steps, *mean_and_deviation(found.averages(named(name, steps)))) for steps in lengths]
+        for name in methods
+    }
     judged = {"": tasks}
     if LAST in tasks and len(tasks) > 1:
         judged[f", without {LAST}"] = [task for task in tasks if task != LAST]
@@ -68,8 +69,3 @@ def steps_of(lab: Lab, wanted: int) -> int:
     """As many as can be parted by validations."""
     settings = lab.settings_together(None, wanted, 0)
     return (settings.epochs or 1) * (settings.epoch_steps or 1)
-
-
-def spread(scores: list[float]) -> tuple[float, float]:
-    """Mean and deviation over seeds."""
-    return statistics.fmean(scores), statistics.stdev(scores) if len(scores) > 1 else 0.0

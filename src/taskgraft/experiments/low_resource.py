@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,7 @@ from taskgraft.errors import GraftError
 from taskgraft.experiments import company
 from taskgraft.experiments.data import GLUE
 from taskgraft.experiments.lab import Job, Lab, Record, RunsDone, do, say, share_out
-from taskgraft.experiments.report import Report, about, points
+from taskgraft.experiments.report import Report, about, mean_and_deviation, points
 from taskgraft.experiments.study import TOGETHER
 from taskgraft.reports.experiments import sizes_figure
 from taskgraft.reports.tables import markdown_table
@@ -41,9 +40,7 @@ def run(lab: Lab) -> Report:
         raise RunsDone
     curves: dict[str, list[tuple[int, float, float]]] = {name: [] for name in company.together(lab)}
     for (name, size), runs in found.items():
-        scores = [run["test"] for run in runs]
-        spread = statistics.stdev(scores) if len(scores) > 1 else 0.0
-        curves[name].append((size, statistics.fmean(scores), spread))
+        curves[name].append((size, *mean_and_deviation([run["test"] for run in runs])))
     body = [[name, *(points(mean, spread) for _, mean, spread in curve)] for name, curve in curves.items()]
     highest = [max(curves, key=lambda name, at=at: curves[name][at][1]) for at in range(len(sizes))]  # type: ignore[misc]
     body.append(["highest", *highest])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -94,6 +95,11 @@ def points(score: float | None, error: float | None = None) -> str:
     if score is None:
         return "-"
     return f"{100 * score:.1f}" if error is None else f"{100 * score:.1f} ± {100 * error:.1f}"
+
+
+def mean_and_deviation(scores: Sequence[float]) -> tuple[float, float]:
+    """Over seeds; of one seed there is no deviation."""
+    return statistics.fmean(scores), statistics.stdev(scores) if len(scores) > 1 else 0.0
 
 
 def signed(interval: Interval) -> str:
