@@ -450,6 +450,19 @@ def test_how_far_task_embeddings_have_moved(changes: dict[str, Any], setup: Setu
     assert found[1e-12].start == pytest.approx(found[1e-12].map.separation) == found[1e-2].start
 
 
+def test_what_training_added_to_embeddings_is_told_apart_from_where_they_began(setup: Setup) -> None:
+    made = Lab(replace(setup, protocol="hyperformer"))
+    tasks, method = ["mrpc", "qqp", "rte"], company.hyperformer(made)
+    first = task_map.first_embeddings(made, method, tasks, 3)
+    added = {"mrpc": (3.0, 0.0), "qqp": (3.0, 1.0), "rte": (0.0, 0.0)}  # two of one group side by side, one of another
+    last = {name: [first[name][0] + x, first[name][1] + y, *first[name][2:]] for name, (x, y) in added.items()}
+    found = task_map.learned_map(made, method, {"seed": 3, "embeddings": last}, tasks)
+    assert found.added == pytest.approx((3 + 10**0.5) / 2)
+    assert found.start == task_map.learned_map(made, method, {"seed": 3, "embeddings": first}, tasks).map.separation
+    lengths = [sum(value**2 for value in first[name]) ** 0.5 for name in tasks]
+    assert found.moved == pytest.approx((3 / lengths[0] + 10**0.5 / lengths[1]) / 3)
+
+
 def test_of_all_groupings_so_many_lie_as_far_apart() -> None:
     groups = {"a": "x", "b": "x", "c": "y", "d": "y"}
     apart = {"a": [0.0, 0.0], "b": [0.1, 0.0], "c": [5.0, 0.0], "d": [5.1, 0.0]}
@@ -486,15 +499,19 @@ def test_short_and_long_runs_are_compared_on_all_tasks_and_without_the_one_that_
     tasks = ("cola", "mrpc")
     report = hyper_steps.run(Lab(replace(setup, protocol="hyperformer", steps=8, tasks=tasks)))
     found = report.found
-    assert re.search(r"multi-task, full, 8 steps *\| *1\.0[0-9]x", report.sections[-1])  # and not 2: nothing is frozen
-    assert all(spread > 0 for curve in found["curves"].values() for _, _, spread in curve)  # over two seeds
+    assert re.search(
+        r"multi-task, full, 8 steps *\| *1\.0[0-9]x", "\n".join(report.sections)
+    )  # not 2: nothing is frozen
+    with_embeddings = [hyper_steps.named(name, n) for name in (company.HYPER, company.PLUS) for n in (1, 4, 8)]
+    assert list(found["maps"]) == with_embeddings
+    assert all(curve[-1][2] > 0 for curve in found["curves"].values())  # a deviation, over two seeds
     scores = {name: {steps: mean for steps, mean, _ in curve} for name, curve in found["curves"].items()}
-    assert all(list(curve) == [2, 8] for curve in scores.values())
+    assert all(list(curve) == [1, 4, 8] for curve in scores.values())
     others = [name for name in scores if name != company.PLUS]
     assert len(others) == 3 and len(found["gaps"]) == 2 * len(others)
     for other in others:
         whole, without = (found["gaps"][f"HyperFormer++ less {other}{end}"] for end in ("", ", without cola"))
-        for steps in (2, 8):
+        for steps in (1, 4, 8):
             difference = scores[company.PLUS][steps] - scores[other][steps]
             assert whole[str(steps)]["mean"] == pytest.approx(difference)
             cells = {(cell["arm"], cell["task"]): cell["score"] for cell in found["cells"]}

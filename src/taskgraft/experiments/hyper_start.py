@@ -13,9 +13,8 @@ from taskgraft.experiments.data import GLUE
 from taskgraft.experiments.lab import Lab
 from taskgraft.experiments.report import Report, of_study
 from taskgraft.experiments.study import ALL, Arm, Option, study
-from taskgraft.experiments.task_map import HEADER, learned_map, note
+from taskgraft.experiments.task_map import first_maps, maps_section
 from taskgraft.reports.experiments import differences_figure
-from taskgraft.reports.tables import markdown_table
 
 TASKS = GLUE
 # The better of two rates for HyperFormer++, a higher and a lower one; the better of two for Adapters (dagger) and a
@@ -61,15 +60,13 @@ def run(lab: Lab) -> Report:
     against = found.against(company.PLUS)
     alone = {name: {ALL: gaps[ALL]} for name, gaps in against.items()}
     figure = differences_figure(alone, [], "points above HyperFormer++", f"Its first steps, {lab.backbone.name}")
-    maps = {name: learned_map(lab, methods[name], found.cell(name, tasks[0]).runs[0], tasks) for name in lines}
+    maps = first_maps(found)
     moved = f"; {MOVED}: {OWN_RATE:g}" if MOVED in lines else ""
     others = "; ".join(f"{name}: {option.rate:g}" for name, option in given.items() if option.rate != rate)
     sections = [
         f"At a rate of {rate:g}{moved}; {others}.\n",
         company.columns_table(lab, found, against, company.PLUS),
-        "## Their task embeddings, first seed\n",
-        markdown_table(HEADER, [[name, *each.cells] for name, each in maps.items()]),
-        note(tasks),
+        maps_section(maps, tasks),
     ]
     return of_study(
         found, "What HyperFormer++ loses its first steps to", sections, {"hyper-start": figure}, against,

@@ -10,11 +10,12 @@ from taskgraft.experiments.data import GLUE
 from taskgraft.experiments.lab import Lab
 from taskgraft.experiments.report import Report, mean_and_deviation, of_study, points, signed
 from taskgraft.experiments.study import Arm, Option, study
+from taskgraft.experiments.task_map import first_maps, maps_section
 from taskgraft.reports.experiments import sizes_figure
 from taskgraft.reports.tables import markdown_table
 
 TASKS = GLUE
-DIVISORS = (4, 1)  # a quarter of the steps, and all of them
+DIVISORS = (8, 2, 1)  # an eighth of the steps, half of them, and all
 LAST = "cola"  # the task that all methods learn last
 
 
@@ -53,10 +54,16 @@ def run(lab: Lab) -> Report:
     base = named(company.FULL, lengths[-1])
     against = found.against(base)
     rates = "; ".join(f"{name}: {company.rates(lab, method)[0]:g}" for name, method in methods.items())
-    sections = [f"{markdown_table(header, body)}\nRates: {rates}.\n", company.columns_table(lab, found, against, base)]
+    maps = first_maps(found)
+    sections = [
+        f"{markdown_table(header, body)}\nRates: {rates}.\n",
+        company.columns_table(lab, found, against, base),
+        maps_section(maps, tasks),
+    ]
     figure = sizes_figure(curves, "steps", "points", f"Short and long runs, {lab.backbone.name}")
     return of_study(
         found, "Short and long runs", sections, {"hyper-steps": figure}, against, curves=curves,
+        maps={name: each.to_json() for name, each in maps.items()},
         gaps={name: {str(steps): gap.to_json() for steps, gap in each.items()} for name, each in gaps.items()},
     )  # fmt: skip
 

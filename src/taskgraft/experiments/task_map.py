@@ -15,8 +15,8 @@ from taskgraft.experiments import company
 from taskgraft.experiments.data import GLUE
 from taskgraft.experiments.lab import Lab, Record
 from taskgraft.experiments.report import Report, about
-from taskgraft.experiments.study import study
-from taskgraft.methods import Method
+from taskgraft.experiments.study import Study, study
+from taskgraft.methods import HyperFormer, Method
 from taskgraft.reports.tables import markdown_table
 from taskgraft.reports.taskmap import TaskMap, separation_of, stacked, task_map, task_map_figure
 from taskgraft.training.session import mounted
@@ -27,7 +27,7 @@ GROUPS = {
     "mrpc": "paraphrase", "qqp": "paraphrase", "stsb": "paraphrase",
     "cola": "one sentence", "sst2": "one sentence",
 }  # fmt: skip
-HEADER = ["", "between over within", "groupings at least as far apart", "at the start", "moved"]
+HEADER = ["", "between over within", "groupings at least as far apart", "at the start", "added by training", "moved"]
 Vectors = Mapping[str, Sequence[float]]
 
 
@@ -37,9 +37,8 @@ def run(lab: Lab) -> Report:
     found = study(lab, tasks, [company.arm(lab, company.PLUS, company.hyperformer(lab))])
     maps = [learned_map(lab, company.hyperformer(lab), run, tasks) for run in found.cell(company.PLUS, tasks[0]).runs]
     body = [[f"seed {seed}", *each.cells] for seed, each in enumerate(maps)]
-    separations = [each.map.separation for each in maps]
-    known = [value for value in separations if value is not None]
-    body.append(["mean", number(statistics.fmean(known) if known else None), "", "", ""])
+    separations, added = [each.map.separation for each in maps], [each.added for each in maps]
+    body.append(["mean", number(mean(separations)), "", "", number(mean(added)), ""])
     nearest = [[task, *(each.map.neighbours[task][0] for each in maps)] for task in tasks]
     neighbours = ["task", *(f"nearest, seed {seed}" for seed in range(len(maps)))]
     return Report(
@@ -65,14 +64,17 @@ class Learned:
     map: TaskMap
     chance: float | None  # the share of all groupings of the same sizes that are at least as far apart
     start: float | None  # the separation of the embeddings that the run began with
+    added: float | None  # the separation of what they have become less what they began as
     moved: float  # how far an embedding has gone, as a share of its length
 
     @property
     def cells(self) -> list[str]:
-        return [number(self.map.separation), number(self.chance), number(self.start), f"{100 * self.moved:.1f} %"]
+        numbers = (self.map.separation, self.chance, self.start, self.added)
+        return [*map(number, numbers), f"{100 * self.moved:.1f} %"]
 
     def to_json(self) -> dict[str, Any]:
-        return {**self.map.to_json(), "chance": self.chance, "start": self.start, "moved": self.moved}
+        own = {"chance": self.chance, "start": self.start, "added": self.added, "moved": self.moved}
+        return {**self.map.to_json(), **own}
 
 
 def note(tasks: Sequence[str]) -> str:
@@ -84,13 +86,33 @@ def note(tasks: Sequence[str]) -> str:
     return (
         "Mean distance between the embeddings of tasks of different groups over that within a group: above 1, related "
         "tasks lie together. Beside it, of all ways to part the tasks into groups of these sizes, the share that lie "
-        "as far apart or farther; the same distance before training, when embeddings are random; and how far an "
-        f"embedding has moved since, as a share of its length. Groups: {said}.\n"
+        "as far apart or farther; the same ratio before training, when embeddings are random, and of what training "
+        f"added to them; and how far an embedding has moved, as a share of its length. Groups: {said}.\n"
     )
 
 
 def number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
+
+
+def mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
+
+
+def first_maps(found: Study) -> dict[str, Learned]:
+    """Of each line of a study that has task embeddings, those of its first seed."""
+    maps = {}
+    for arm in found.arms:
+        cell = found.cell(arm, found.tasks[0])
+        if isinstance(cell.option.method, HyperFormer):
+            maps[arm] = learned_map(found.lab, cell.option.method, cell.runs[0], found.tasks)
+    return maps
+
+
+def maps_section(maps: Mapping[str, Learned], tasks: Sequence[str]) -> str:
+    body = [[name, *each.cells] for name, each in maps.items()]
+    return f"## Their task embeddings, first seed\n\n{markdown_table(HEADER, body)}\n{note(tasks)}"
 
 
 def learned_map(lab: Lab, method: Method, run: Record, tasks: Sequence[str]) -> Learned:
@@ -103,6 +125,7 @@ def learned_map(lab: Lab, method: Method, run: Record, tasks: Sequence[str]) -> 
         map=task_map(last, groups=groups),
         chance=chance(last, groups),
         start=separation_of(cdist(before, before), list(groups.values())),
+        added=separation_of(cdist(after - before, after - before), list(groups.values())),
         moved=float(moved.mean()),
     )
 
