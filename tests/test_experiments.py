@@ -24,6 +24,7 @@ from taskgraft.experiments import (
     arms,
     company,
     few_shot,
+    few_shot_steps,
     glue,
     hyper_start,
     hyper_steps,
@@ -57,6 +58,7 @@ TASKS = {
     "task-map": "cola,mrpc,rte",
     "hyper-start": "cola,mrpc,rte",
     "hyper-steps": "cola,mrpc",
+    "few-shot-steps": "cola,mrpc,trec,scitail",
 }
 
 
@@ -482,7 +484,7 @@ def test_on_a_model_that_writes_a_new_task_is_also_learned_under_other_numbers_a
     made.__dict__["backbone"] = tiny.writer()
     report = few_shot.run(made)
     assert set(report.found) == {"published", "remapped", "longer"}
-    steps = {run["name"]: run["steps"] for run in report.runs}
+    steps = {run["name"].rpartition(".")[0]: run["steps"] for run in report.runs}  # less its key
     for ending, times in (("remapped", 1), ("longer", 5)):
         ended = {name.removesuffix(f".{ending}"): count for name, count in steps.items() if name.endswith(ending)}
         assert len(ended) == 3 and all(count == times * steps[name] for name, count in ended.items())
@@ -495,6 +497,26 @@ def test_on_a_model_that_writes_a_new_task_is_also_learned_under_other_numbers_a
     assert not (tmp_path / "joints").exists()  # weights are for what is left to do
 
 
+def test_a_new_task_begins_after_short_and_after_long_runs_in_company_at_the_rate_of_the_short_ones(
+    setup: Setup, tmp_path: Path
+) -> None:
+    tasks = ("cola", "mrpc", "trec")
+    made = Lab(replace(setup, runs=tmp_path, rows=16, seeds=2, steps=8, tasks=tasks, protocol="hyperformer"))
+    report = few_shot_steps.run(made)
+    assert list(report.found) == ["2", "8"] and len({run["name"] for run in report.runs}) == len(report.runs)
+    assert len(report.runs) == 2 * 3 * 2 * 2  # lengths, methods, sizes, seeds
+    kept = [json.loads(path.read_bytes()) for path in tmp_path.glob("together.*.json")]
+    assert sorted(run["steps"] for run in kept) == [2] * 6 + [8] * 3  # two rates were tried on short runs alone
+    for length in (2, 8):
+        scores = {arm: report.found[str(length)]["means"][arm] for arm in few_shot.METHODS}
+        assert all(len(each) == 2 and all(0 <= score <= 1 for score in each) for each in scores.values())
+        gaps = [100 * (a - b) for a, b in zip(scores[company.PLUS], scores[company.DAGGER], strict=True)]
+        said = f"{sum(gaps) / 2:+.1f} ± {abs(gaps[0] - gaps[1]) / 2:.1f} against {company.DAGGER}"
+        assert said in report.found[str(length)]["sentence"]
+    fuller = few_shot.run(Lab(replace(made.setup, steps=2)))
+    assert {run["name"] for run in fuller.runs} < {run["name"] for run in report.runs}  # what is short is shared
+
+
 def test_short_and_long_runs_are_compared_on_all_tasks_and_without_the_one_that_is_learned_last(setup: Setup) -> None:
     tasks = ("cola", "mrpc")
     report = hyper_steps.run(Lab(replace(setup, protocol="hyperformer", steps=8, tasks=tasks)))
@@ -502,16 +524,16 @@ def test_short_and_long_runs_are_compared_on_all_tasks_and_without_the_one_that_
     assert re.search(
         r"multi-task, full, 8 steps *\| *1\.0[0-9]x", "\n".join(report.sections)
     )  # not 2: nothing is frozen
-    with_embeddings = [hyper_steps.named(name, n) for name in (company.HYPER, company.PLUS) for n in (1, 4, 8)]
+    with_embeddings = [hyper_steps.named(name, n) for name in (company.HYPER, company.PLUS) for n in (2, 8)]
     assert list(found["maps"]) == with_embeddings
     assert all(curve[-1][2] > 0 for curve in found["curves"].values())  # a deviation, over two seeds
     scores = {name: {steps: mean for steps, mean, _ in curve} for name, curve in found["curves"].items()}
-    assert all(list(curve) == [1, 4, 8] for curve in scores.values())
+    assert all(list(curve) == [2, 8] for curve in scores.values())
     others = [name for name in scores if name != company.PLUS]
     assert len(others) == 3 and len(found["gaps"]) == 2 * len(others)
     for other in others:
         whole, without = (found["gaps"][f"HyperFormer++ less {other}{end}"] for end in ("", ", without cola"))
-        for steps in (1, 4, 8):
+        for steps in (2, 8):
             difference = scores[company.PLUS][steps] - scores[other][steps]
             assert whole[str(steps)]["mean"] == pytest.approx(difference)
             cells = {(cell["arm"], cell["task"]): cell["score"] for cell in found["cells"]}

@@ -11,6 +11,8 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,7 +39,7 @@ METHODS = (company.FULL, company.DAGGER, company.PLUS)
 
 @dataclass(frozen=True)
 class Way:
-    """A table: how new tasks are learned, and from how many examples."""
+    """A table: how new tasks are learned, from how many examples, and after how long a run in company."""
 
     name: str
     title: str
@@ -45,6 +47,7 @@ class Way:
     remapped: bool = False
     times: int = 1  # as many steps
     control: bool = False  # asked only of models that write
+    company_steps: int | None = None  # None: as many as the setup has
 
 
 WAYS = (
@@ -72,26 +75,29 @@ class Shot:
 
 
 def run(lab: Lab) -> Report:
+    writes = lab.backbone.model.config.is_encoder_decoder
+    return report(lab, [way for way in WAYS if writes or not way.control], "New tasks from few examples", "few-shot")
+
+
+def report(lab: Lab, ways: Sequence[Way], title: str, figure: str) -> Report:
+    """A section for each way; the figure has the first one, or all that differ in their runs in company."""
     names = lab.chosen(TASKS)
     known, new = [name for name in names if name in GLUE], [name for name in names if name in TRANSFER]
     if len(known) < 2 or not new:
         raise GraftError("few-shot needs two or more tasks of GLUE to start from, and one of the others.")
-    starts = chosen(lab, known)
-    writes = lab.backbone.model.config.is_encoder_decoder
+    starts = starts_of(lab, known, [way.company_steps or lab.setup.steps for way in ways])
     seeds = range(lab.setup.seeds)
-    sizes = {
-        way: {task: [size for size in sizes_of(lab, task) if size in way.sizes] for task in new}
-        for way in WAYS if writes or not way.control
-    }  # fmt: skip
+    sizes = {way: {task: [size for size in sizes_of(lab, task) if size in way.sizes] for task in new} for way in ways}
 
     def shot_of(arm: str, way: Way, task: str, size: int, seed: int) -> Shot:
-        return Shot(starts[arm], task, size, seed, way.remapped, way.times)
+        start = starts[way.company_steps or lab.setup.steps][arm]
+        return Shot(start, task, size, seed, way.remapped, way.times)
 
     shots = [
         shot_of(arm, way, task, size, seed)
-        for arm in METHODS for way in sizes for task in new for size in sizes[way][task] for seed in seeds
+        for seed in seeds for arm in METHODS for way in ways for task in new for size in sizes[way][task]
     ]  # fmt: skip
-    left = [shot for shot in shots if not lab.place(shot.name, what(lab, shot)).exists()]
+    left = [shot for shot in shots if not place_of(lab, shot).exists()]
     # Where another experiment kept no more than the record of a start:
     share_out(
         lab, list(dict.fromkeys(shot.start for shot in left)), trained, key=lambda job: (lab.path(job), "weights")
@@ -109,36 +115,49 @@ def run(lab: Lab) -> Report:
         return ended
 
     sections, record = [about(lab, seeds=False)], {}
-    for way in sizes:
+    for way in ways:
         judged = {task: each for task, each in sizes[way].items() if each}
         if not judged:
             continue
         rows, wins = lines(judged, partial(scores, way=way))
         few = sorted({size for each in judged.values() for size in each if size <= FEW})
         counted = f"{few[0]} to {few[-1]}" if len(few) > 2 else " and ".join(map(str, few))
+        means = {
+            arm: [
+                mean_score([found[shot_of(arm, way, task, size, seed)] for task in judged for size in judged[task]
+                            if size <= FEW]) for seed in seeds
+            ]
+            for arm in METHODS
+        }  # fmt: skip
+        gaps = [
+            f"{gap(means[company.PLUS], means[other])} against {other}" for other in METHODS if other != company.PLUS
+        ]
         sentence = (
             f"HyperFormer++ above both others on the mean of {counted} examples: {len(wins)} of {len(judged)} tasks "
-            f"({', '.join(wins) or 'none'}).\n"
+            f"({', '.join(wins) or 'none'}). On the mean over tasks as well, in points: {'; '.join(gaps)}.\n"
         )
         sections += [f"## {way.title}\n", sentence, markdown_table(["task", "examples", *METHODS], rows)]
-        record[way.name] = {"wins": wins, "sentence": sentence}
-    drawn = f"Mean ± deviation over {len(seeds)} seeds, each with examples of its own" if len(seeds) > 1 else "One seed"
+        record[way.name] = {"wins": wins, "sentence": sentence, "means": means}
+    drawn = "One seed"
+    if len(seeds) > 1:
+        drawn = (
+            f"Mean ± deviation over {len(seeds)} seeds, each with examples of its own (differences ± standard error)"
+        )
     sections.append(
         f"{drawn}; at most {JUDGED:,} test rows; "
         f"batches of {BATCH}, {STEPS} steps or three passes over the examples, whichever is more.\n"
     )
-    published = WAYS[0]
-    common = [size for size in SIZES if all(size in sizes[published][task] for task in new)]
-    curves = {
-        arm: [(size, statistics.fmean(statistics.fmean(scores(arm, published, task, size)) for task in new), 0.0)
-              for size in common]
-        for arm in METHODS
-    }  # fmt: skip
-    figure = sizes_figure(curves, "examples", "points, mean over tasks", f"New tasks, {lab.backbone.name}")
-    runs = [{"name": shot.name, **each} for shot, each in found.items()]
-    return Report(
-        f"New tasks from few examples on {lab.backbone.name}", sections, record, runs, (), {"few-shot": figure}
-    )
+    several = len(starts) > 1
+    curves = {}
+    for arm, way in product(METHODS, ways if several else ways[:1]):
+        common = [size for size in SIZES if all(size in sizes[way][task] for task in new)]
+        curves[f"{arm}, {way.company_steps:,} steps" if several else arm] = [
+            (size, statistics.fmean(statistics.fmean(scores(arm, way, task, size)) for task in new), 0.0)
+            for size in common
+        ]
+    drawing = sizes_figure(curves, "examples", "points, mean over tasks", f"New tasks, {lab.backbone.name}")
+    runs = [{**each, "name": place_of(lab, shot).stem} for shot, each in found.items()]
+    return Report(f"{title} on {lab.backbone.name}", sections, record, runs, (), {figure: drawing})
 
 
 def lines(sizes: dict[str, list[int]], scores: Callable[..., list[float]]) -> tuple[list[Any], list[str]]:
@@ -161,11 +180,39 @@ def lines(sizes: dict[str, list[int]], scores: Callable[..., list[float]]) -> tu
     return body, wins
 
 
-def chosen(lab: Lab, tasks: Sequence[str]) -> dict[str, Job]:
+def mean_score(records: Sequence[Record]) -> float | None:
+    """Of the runs of one seed; None where one of them failed."""
+    scores = [record["score"] for record in records]
+    return None if None in scores else statistics.fmean(scores)
+
+
+def gap(ones: Sequence[float | None], others: Sequence[float | None]) -> str:
+    """The mean difference in points over the seeds that both have, with its standard error."""
+    both = [(one, other) for one, other in zip(ones, others, strict=True) if one is not None and other is not None]
+    gaps = [100 * (one - other) for one, other in both]
+    if not gaps:
+        return "-"
+    error = f" ± {statistics.stdev(gaps) / math.sqrt(len(gaps)):.1f}" if len(gaps) > 1 else ""
+    return f"{statistics.fmean(gaps):+.1f}{error}"
+
+
+def starts_of(lab: Lab, tasks: Sequence[str], lengths: Sequence[int]) -> dict[int, dict[str, Job]]:
+    """By its steps each method's run in company on the first seed: all at the rate that the shortest does best at."""
+    best = chosen(lab, tasks, min(lengths))
+    return {
+        steps: {
+            name: replace(job, settings=lab.settings_together(job.settings.learning_rate, steps, 0))
+            for name, job in best.items()
+        }
+        for steps in lengths
+    }
+
+
+def chosen(lab: Lab, tasks: Sequence[str], steps: int) -> dict[str, Job]:
     """Each method's run in company on the first seed, at its best rate by validation."""
     methods = company.together(lab)
     jobs = {
-        name: [Job(TOGETHER, methods[name], lab.settings_together(rate, None, 0), tuple(tasks))
+        name: [Job(TOGETHER, methods[name], lab.settings_together(rate, steps, 0), tuple(tasks))
                for rate in company.rates(lab, methods[name])]
         for name in METHODS
     }  # fmt: skip
@@ -193,6 +240,11 @@ def sizes_of(lab: Lab, name: str) -> list[int]:
     """As far as the rows go, and the setup's limit."""
     rows = min(lab.task(name).split("train").num_rows, lab.setup.rows or SIZES[-1])
     return [size for size in SIZES if size <= rows]
+
+
+def place_of(lab: Lab, shot: Shot) -> Path:
+    """Where what came of it is kept."""
+    return lab.place(shot.name, what(lab, shot))
 
 
 def result_of(lab: Lab, shot: Shot) -> Record:

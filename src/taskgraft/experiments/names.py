@@ -48,6 +48,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         _hyper("low-resource", "Few rows of every task (Figure 2).", rows=4_000, paper_backbone="t5-base"),
         _hyper("task-map", "Which tasks' embeddings lie together (Figure 3)."),
         _hyper("hyper-steps", "Short and long runs of tasks together.", seeds=1),
+        _hyper("few-shot-steps", "New tasks after short and long runs together.", paper_backbone="t5-base", seeds=5),
         _hyper("hyper-start", "What HyperFormer++ loses its first steps to.", seeds=1),
     )
 }
