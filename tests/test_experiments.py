@@ -513,6 +513,19 @@ def test_a_new_task_begins_after_short_and_after_long_runs_in_company_at_the_rat
         gaps = [100 * (a - b) for a, b in zip(scores[company.PLUS], scores[company.DAGGER], strict=True)]
         said = f"{sum(gaps) / 2:+.1f} ± {abs(gaps[0] - gaps[1]) / 2:.1f} against {company.DAGGER}"
         assert said in report.found[str(length)]["sentence"]
+    summary = next(section for section in report.sections if section.startswith("## By steps in company"))
+    short, long = (report.found[name]["means"] for name in ("2", "8"))
+    for arm in few_shot.METHODS:
+        changes = [100 * (b - a) for a, b in zip(short[arm], long[arm], strict=True)]
+        assert re.search(rf"\| {re.escape(arm)} .*{re.escape(f'{sum(changes) / 2:+.1f}')} ± ", summary)
+    drawing = report.figures["few-shot-steps"]
+    drawing.draw_without_rendering()
+    assert drawing.legends[0].get_window_extent().x1 < drawing.bbox.x1  # six long names
+    looks = {line.get_label(): (line.get_color(), line.get_linestyle()) for line in drawing.axes[0].lines}
+    for arm in few_shot.METHODS:
+        (colour, one), (same, other) = looks[f"{arm}, 2 steps"], looks[f"{arm}, 8 steps"]
+        assert colour == same and (one, other) == ("--", "-")
+    assert len({colour for colour, _ in looks.values()}) == 3
     fuller = few_shot.run(Lab(replace(made.setup, steps=2)))
     assert {run["name"] for run in fuller.runs} < {run["name"] for run in report.runs}  # what is short is shared
 

@@ -8,6 +8,7 @@ import threading
 import time
 from concurrent.futures import CancelledError
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
@@ -117,3 +118,10 @@ def test_when_it_is_closed_those_who_wait_hear_of_it(tmp_path: Path) -> None:
         assert isinstance(ends[0], CancelledError)
         go.touch()
         waits.join(60)
+
+
+def test_after_the_block_its_processes_are_gone(tmp_path: Path) -> None:
+    with Pool(2) as pool:
+        pool.do(notes(tmp_path / "notes", "a", "b"))
+        assert active_children()
+    assert not active_children()  # and the interpreter may end at once

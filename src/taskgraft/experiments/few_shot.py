@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
@@ -98,10 +98,10 @@ def report(lab: Lab, ways: Sequence[Way], title: str, figure: str) -> Report:
         for seed in seeds for arm in METHODS for way in ways for task in new for size in sizes[way][task]
     ]  # fmt: skip
     left = [shot for shot in shots if not place_of(lab, shot).exists()]
+    needed = list(dict.fromkeys(shot.start for shot in left))
+    run_company(lab, needed)
     # Where another experiment kept no more than the record of a start:
-    share_out(
-        lab, list(dict.fromkeys(shot.start for shot in left)), trained, key=lambda job: (lab.path(job), "weights")
-    )
+    share_out(lab, needed, trained, key=lambda job: (lab.path(job), "weights"))
     share_out(lab, left, result_of)
     if lab.setup.runs_only:
         raise RunsDone
@@ -114,7 +114,8 @@ def report(lab: Lab, ways: Sequence[Way], title: str, figure: str) -> Report:
             raise GraftError(f"no run of {arm!r} on {task!r} with {size} examples ended: {each[0]['error']}")
         return ended
 
-    sections, record = [about(lab, seeds=False)], {}
+    sections: list[str] = []
+    record: dict[str, dict[str, Any]] = {}
     for way in ways:
         judged = {task: each for task, each in sizes[way].items() if each}
         if not judged:
@@ -130,8 +131,9 @@ def report(lab: Lab, ways: Sequence[Way], title: str, figure: str) -> Report:
             for arm in METHODS
         }  # fmt: skip
         gaps = [
-            f"{gap(means[company.PLUS], means[other])} against {other}" for other in METHODS if other != company.PLUS
-        ]
+            f"{with_error(less(means[company.PLUS], means[other]), sign='+')} against {other}"
+            for other in METHODS if other != company.PLUS
+        ]  # fmt: skip
         sentence = (
             f"HyperFormer++ above both others on the mean of {counted} examples: {len(wins)} of {len(judged)} tasks "
             f"({', '.join(wins) or 'none'}). On the mean over tasks as well, in points: {'; '.join(gaps)}.\n"
@@ -148,16 +150,22 @@ def report(lab: Lab, ways: Sequence[Way], title: str, figure: str) -> Report:
         f"batches of {BATCH}, {STEPS} steps or three passes over the examples, whichever is more.\n"
     )
     several = len(starts) > 1
-    curves = {}
+    if several:
+        sections = [by_length({f"{way.company_steps:,} steps": record[way.name]["means"] for way in ways}), *sections]
+    curves, shorter = {}, []
     for arm, way in product(METHODS, ways if several else ways[:1]):
         common = [size for size in SIZES if all(size in sizes[way][task] for task in new)]
-        curves[f"{arm}, {way.company_steps:,} steps" if several else arm] = [
+        name = f"{arm}, {way.company_steps:,} steps" if several else arm
+        curves[name] = [
             (size, statistics.fmean(statistics.fmean(scores(arm, way, task, size)) for task in new), 0.0)
             for size in common
         ]
-    drawing = sizes_figure(curves, "examples", "points, mean over tasks", f"New tasks, {lab.backbone.name}")
+        shorter += [name] if several and way is not ways[-1] else []
+    drawing = sizes_figure(curves, "examples", "points, mean over tasks", f"New tasks, {lab.backbone.name}", shorter)
     runs = [{**each, "name": place_of(lab, shot).stem} for shot, each in found.items()]
-    return Report(f"{title} on {lab.backbone.name}", sections, record, runs, (), {figure: drawing})
+    return Report(
+        f"{title} on {lab.backbone.name}", [about(lab, seeds=False), *sections], record, runs, (), {figure: drawing}
+    )
 
 
 def lines(sizes: dict[str, list[int]], scores: Callable[..., list[float]]) -> tuple[list[Any], list[str]]:
@@ -186,14 +194,41 @@ def mean_score(records: Sequence[Record]) -> float | None:
     return None if None in scores else statistics.fmean(scores)
 
 
-def gap(ones: Sequence[float | None], others: Sequence[float | None]) -> str:
-    """The mean difference in points over the seeds that both have, with its standard error."""
-    both = [(one, other) for one, other in zip(ones, others, strict=True) if one is not None and other is not None]
-    gaps = [100 * (one - other) for one, other in both]
-    if not gaps:
+Scores = Sequence[float | None]  # of each seed
+
+
+def by_length(means: Mapping[str, Mapping[str, Scores]]) -> str:
+    """A section: each method's mean after shorter and longer runs in company, and what the longest changed."""
+    others = [arm for arm in METHODS if arm != company.PLUS]
+    rows = {arm: [each[arm] for each in means.values()] for arm in METHODS}
+    gaps = {
+        f"{company.PLUS} less {arm}": [less(each[company.PLUS], each[arm]) for each in means.values()] for arm in others
+    }
+    body = [
+        [name, *(with_error(each, sign) for each in row), with_error(less(row[-1], row[0]), "+")]
+        for lines, sign in ((rows, ""), (gaps, "+"))
+        for name, row in lines.items()
+    ]
+    return (
+        f"## By steps in company\n\n{markdown_table(['', *means, 'change'], body)}\n"
+        f"Mean over tasks and up to {FEW} examples ± standard error over seeds. All start from one run in company of "
+        "each method and length, which seeds do not vary.\n"
+    )
+
+
+def less(ones: Scores, others: Scores) -> list[float | None]:
+    """The difference of each seed; None where one of both failed."""
+    pairs = zip(ones, others, strict=True)
+    return [None if one is None or other is None else one - other for one, other in pairs]
+
+
+def with_error(scores: Scores, sign: str = "") -> str:
+    """The mean in points over the seeds that there are, with its standard error."""
+    known = [100 * score for score in scores if score is not None]
+    if not known:
         return "-"
-    error = f" ± {statistics.stdev(gaps) / math.sqrt(len(gaps)):.1f}" if len(gaps) > 1 else ""
-    return f"{statistics.fmean(gaps):+.1f}{error}"
+    error = f" ± {statistics.stdev(known) / math.sqrt(len(known)):.1f}" if len(known) > 1 else ""
+    return f"{statistics.fmean(known):{sign}.1f}{error}"
 
 
 def starts_of(lab: Lab, tasks: Sequence[str], lengths: Sequence[int]) -> dict[int, dict[str, Job]]:
@@ -216,8 +251,7 @@ def chosen(lab: Lab, tasks: Sequence[str], steps: int) -> dict[str, Job]:
                for rate in company.rates(lab, methods[name])]
         for name in METHODS
     }  # fmt: skip
-    left = [job for each in jobs.values() for job in each if lab.known(job) is None]
-    share_out(lab, left, trained, key=lambda job: (lab.path(job),))
+    run_company(lab, [job for each in jobs.values() for job in each])
     best = {}
     for name, each in jobs.items():
         known = [(job, lab.known(job) or {}) for job in each]
@@ -226,6 +260,11 @@ def chosen(lab: Lab, tasks: Sequence[str], steps: int) -> dict[str, Job]:
             raise GraftError(f"no run of {name!r} ended: {known[0][1]['error']}")
         best[name] = max(ended, key=lambda pair: float(pair[0]))[1]
     return best
+
+
+def run_company(lab: Lab, jobs: Sequence[Job]) -> None:
+    """Do those that have not been; what another experiment waits for as well is done once."""
+    share_out(lab, [job for job in jobs if lab.known(job) is None], trained, key=lambda job: (lab.path(job),))
 
 
 def trained(lab: Lab, job: Job) -> None:

@@ -62,17 +62,17 @@ class Pool:
     def __enter__(self) -> Pool:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        self.close(join=error is None)
 
-    def close(self) -> None:
-        """Leave undone what has not begun."""
+    def close(self, join: bool = False) -> None:
+        """Leave undone what has not begun, and `join` the processes: return when they are gone."""
         with self._lock:
             for asked in self._waiting:
                 asked.future.cancel()
                 asked.future.set_running_or_notify_cancel()  # whoever waits for it
             self._waiting.clear()
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        self._executor.shutdown(wait=join, cancel_futures=True)
 
     def do(self, calls: Iterable[Call], rank: int = 0) -> None:
         """Return when all are done. The first error ends the waiting; what nobody else waits for is left undone."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WIDTH = 0.8  # of a task's line, shared by the arms
-NAME, LEGEND_LINE = 1.95, 0.25  # inches that a name in a legend needs, across and down
+NAME, LEGEND_LINE = 1.95, 0.25  # inches that a name in a legend has at least, across and down
+MARK, NAME_LETTER = 0.55, 0.074  # inches of its line and of a letter
 LETTER, TITLE_LETTER = 0.085, 0.105  # inches of a letter beside an axis and in a title
 
 
@@ -35,7 +36,7 @@ def differences_figure(
     lines = list(against) if apart else ["average", *tasks]
     left = 0.4 + LETTER * max(map(len, lines))
     height = 1.7 + len(lines) * (0.3 if apart else 0.16 + 0.17 * len(against))
-    figure, axes = plain(title, left + 6.4, height, names=0 if apart else len(against), left=left)
+    figure, axes = plain(title, left + 6.4, height, names=() if apart else list(against), left=left)
     for number, (arm, row) in enumerate(against.items()):
         colour, marker = STYLES[0 if apart else number % len(STYLES)]
         found = [row[task] for task in (["all"] if apart else ["all", *tasks])]
@@ -112,18 +113,29 @@ def curves_figure(
 
 
 def sizes_figure(
-    curves: Mapping[str, Sequence[tuple[int, float, float]]], across: str, axis: str, title: str
+    curves: Mapping[str, Sequence[tuple[int, float, float]]],
+    across: str,
+    axis: str,
+    title: str,
+    dashed: Collection[str] = (),
 ) -> Figure:
-    """(x, score of 0 to 1, deviation) of each method, in one panel, with a band a deviation to each side."""
+    """(x, score of 0 to 1, deviation) of each method, in one panel, with a band a deviation to each side.
+
+    A line that is dashed looks otherwise like the next one that is not.
+    """
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-    figure, axes = plain(title, 8, 5.2, names=len(curves))
-    for (name, curve), (colour, marker) in zip(curves.items(), STYLES, strict=False):
+    figure, axes = plain(title, 8, 5.2, names=list(curves))
+    styles = itertools.cycle(STYLES)
+    colour, marker = next(styles)
+    for name, curve in curves.items():
         x, middle, spread = ([point[i] for point in curve] for i in range(3))
         low, high = ([100 * (m + sign * s) for m, s in zip(middle, spread, strict=True)] for sign in (-1, 1))
         axes.fill_between(x, low, high, color=colour, alpha=0.12, linewidth=0)
         axes.plot(x, [100 * m for m in middle], color=colour, marker=marker, label=name, linewidth=1.8, markersize=6.5,
-                  markeredgecolor="white", markeredgewidth=0.8)  # fmt: skip
+                  linestyle="--" if name in dashed else "-", markeredgecolor="white", markeredgewidth=0.8)  # fmt: skip
+        if name not in dashed:
+            colour, marker = next(styles)
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(FixedLocator([point[0] for point in next(iter(curves.values()))]))
     axes.xaxis.set_minor_locator(NullLocator())
@@ -189,16 +201,22 @@ def growth_figure(tasks: Sequence[str], sizes: Sequence[float], title: str) -> F
 
 
 def plain(
-    title: str, width: float, height: float, panels: int = 1, names: int = 1, left: float = 0.8, bottom: float = 0.65
+    title: str,
+    width: float,
+    height: float,
+    panels: int = 1,
+    names: Sequence[str] = ("one line",),
+    left: float = 0.8,
+    bottom: float = 0.65,
 ) -> tuple[Figure, Any]:
-    """A figure with little ink: title on the left, room for a legend of so many names under it, a grid across.
+    """A figure with little ink: title on the left, room for a legend of these names under it, a grid across.
 
     `left` and `bottom` are inches beside the axes.
     """
     from matplotlib.figure import Figure
 
     width = max(width, 0.4 + TITLE_LETTER * len(title))
-    above = 0.75 + LEGEND_LINE * math.ceil(names / columns_of(width))
+    above = 0.75 + LEGEND_LINE * math.ceil(len(names) / columns_of(width, names))
     height += above - 1.0
     figure = Figure(figsize=(width, height))
     found = figure.subplots(1, panels, squeeze=False)[0]
@@ -210,9 +228,10 @@ def plain(
     return figure, found[0] if panels == 1 else list(found)
 
 
-def columns_of(width: float) -> int:
+def columns_of(width: float, names: Sequence[str]) -> int:
     """Of a legend in a figure of so many inches."""
-    return max(1, int(width / NAME))
+    longest = max(map(len, names), default=0)
+    return max(1, int(width / max(NAME, MARK + NAME_LETTER * longest)))
 
 
 def tidy(axes: Axes) -> None:
@@ -229,5 +248,5 @@ def legend(figure: Figure, axes: Axes) -> None:
     height, width = figure.get_figheight(), figure.get_figwidth()
     handles, names = axes.get_legend_handles_labels()
     figure.legend(handles, names, loc="upper left", bbox_to_anchor=(0.12 / width, 1 - 0.5 / height), frameon=False,
-                  ncols=min(len(names), columns_of(width)), fontsize=9.5, labelcolor=INK, columnspacing=1.6,
+                  ncols=min(len(names), columns_of(width, names)), fontsize=9.5, labelcolor=INK, columnspacing=1.6,
                   handletextpad=0.5)  # fmt: skip
