@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import taskgraft as tg
-from taskgraft.reports.bootstrap import Answers, Interval, counts_of, difference, samples, score, values
+from taskgraft.reports import bootstrap
+from taskgraft.reports.bootstrap import Answers, Interval, between, counts_of, difference, samples, score, values
 from taskgraft.tasks.metrics import METRICS
 
 CASES: dict[str, tuple[str, int]] = {
@@ -92,6 +93,14 @@ def test_rows_that_both_get_wrong_alike_make_no_difference_less_sure() -> None:
         better[row] = one.right[row]
     other = Answers(one.kind, one.labels, one.metrics, one.right, [better])
     assert difference([other], [one]).low > 0, "twenty rows better and none worse"
+
+
+def test_a_lead_that_two_methods_have_in_common_makes_its_growth_no_less_sure() -> None:
+    now, before, base = (bootstrap.drawn(drawn("accuracy", noise=noise)) for noise in (0.1, 0.4, 0.8))
+    growth = between([now.less(base)], [before.less(base)])
+    gain = between([now], [before])
+    assert (growth.mean, growth.low, growth.high) == pytest.approx((gain.mean, gain.low, gain.high))
+    assert growth.low > 0 > between([before.less(base)], [now.less(base)]).high
 
 
 def test_seeds_that_disagree_widen_an_interval() -> None:

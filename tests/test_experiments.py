@@ -511,13 +511,19 @@ def test_a_new_task_begins_after_short_and_after_long_runs_in_company_at_the_rat
         scores = {arm: report.found[str(length)]["means"][arm] for arm in few_shot.METHODS}
         assert all(len(each) == 2 and all(0 <= score <= 1 for score in each) for each in scores.values())
         gaps = [100 * (a - b) for a, b in zip(scores[company.PLUS], scores[company.DAGGER], strict=True)]
-        said = f"{sum(gaps) / 2:+.1f} ± {abs(gaps[0] - gaps[1]) / 2:.1f} against {company.DAGGER}"
-        assert said in report.found[str(length)]["sentence"]
+        mean, off = sum(gaps) / 2, 12.7062 * abs(gaps[0] - gaps[1]) / 2  # Student's 97.5 % for two seeds
+        said = f"{mean:+.1f} ({mean - off:+.1f} to {mean + off:+.1f})"
+        assert f"{said} against {company.DAGGER}" in report.found[str(length)]["sentence"]
+        above = sum(
+            own > max(others) for own, *others in zip(*(scores[arm] for arm in reversed(few_shot.METHODS)), strict=True)
+        )
+        title = next(n for n, part in enumerate(report.sections) if f"After {length} steps" in part)
+        assert re.search(rf"\| trec .*\| *{re.escape(said)} \| *{above} of 2 \|", report.sections[title + 2])
     summary = next(section for section in report.sections if section.startswith("## By steps in company"))
     short, long = (report.found[name]["means"] for name in ("2", "8"))
     for arm in few_shot.METHODS:
         changes = [100 * (b - a) for a, b in zip(short[arm], long[arm], strict=True)]
-        assert re.search(rf"\| {re.escape(arm)} .*{re.escape(f'{sum(changes) / 2:+.1f}')} ± ", summary)
+        assert re.search(rf"\| {re.escape(arm)} .*{re.escape(f'{sum(changes) / 2:+.1f} (')}", summary)
     drawing = report.figures["few-shot-steps"]
     drawing.draw_without_rendering()
     assert drawing.legends[0].get_window_extent().x1 < drawing.bbox.x1  # six long names
@@ -552,6 +558,11 @@ def test_short_and_long_runs_are_compared_on_all_tasks_and_without_the_one_that_
             cells = {(cell["arm"], cell["task"]): cell["score"] for cell in found["cells"]}
             on_mrpc = [cells[hyper_steps.named(name, steps), "mrpc"] for name in (company.PLUS, other)]
             assert without[str(steps)]["mean"] == pytest.approx(on_mrpc[0] - on_mrpc[1])
+        for each in (whole, without):
+            assert each["change"]["mean"] == pytest.approx(each["8"]["mean"] - each["2"]["mean"])
+            assert each["change"]["low"] < each["change"]["mean"] < each["change"]["high"]
+    for name, gain in found["gains"].items():
+        assert gain["mean"] == pytest.approx(scores[name][8] - scores[name][2])
 
 
 def test_the_papers_steps_and_warm_up(setup: Setup) -> None:

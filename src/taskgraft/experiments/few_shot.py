@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from scipy.special import stdtrit
 
 from taskgraft.errors import Diverged, GraftError
 from taskgraft.experiments import company
@@ -34,7 +35,8 @@ SIZES = (4, 16, 32, 100, 500, 1_000, 2_000)
 FEW = 100  # up to here a size counts for the claim
 JUDGED = 1_000  # test rows, drawn at random
 BATCH, STEPS = 32, 100  # of a run, at least; no fewer than three passes over the examples
-METHODS = (company.FULL, company.DAGGER, company.PLUS)
+OTHERS = (company.FULL, company.DAGGER)
+METHODS = (*OTHERS, company.PLUS)
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,11 @@ def report(lab: Lab, ways: Sequence[Way], title: str, figure: str) -> Report:
             raise GraftError(f"no run of {arm!r} on {task!r} with {size} examples ended: {each[0]['error']}")
         return ended
 
+    def few_of(arm: str, way: Way, tasks: Iterable[str]) -> Scores:
+        """Of each seed the mean over these tasks and few examples."""
+        pairs = [(task, size) for task in tasks for size in sizes[way][task] if size <= FEW]
+        return [mean_score([found[shot_of(arm, way, *pair, seed)] for pair in pairs]) for seed in seeds]
+
     sections: list[str] = []
     record: dict[str, dict[str, Any]] = {}
     for way in ways:
@@ -123,27 +130,20 @@ def report(lab: Lab, ways: Sequence[Way], title: str, figure: str) -> Report:
         rows, wins = lines(judged, partial(scores, way=way))
         few = sorted({size for each in judged.values() for size in each if size <= FEW})
         counted = f"{few[0]} to {few[-1]}" if len(few) > 2 else " and ".join(map(str, few))
-        means = {
-            arm: [
-                mean_score([found[shot_of(arm, way, task, size, seed)] for task in judged for size in judged[task]
-                            if size <= FEW]) for seed in seeds
-            ]
-            for arm in METHODS
-        }  # fmt: skip
-        gaps = [
-            f"{with_error(less(means[company.PLUS], means[other]), sign='+')} against {other}"
-            for other in METHODS if other != company.PLUS
-        ]  # fmt: skip
+        means = {arm: few_of(arm, way, judged) for arm in METHODS}
+        gaps = [f"{with_interval(less(means[company.PLUS], means[other]))} against {other}" for other in OTHERS]
+        own = {task: {arm: few_of(arm, way, [task]) for arm in METHODS} for task in judged}
         sentence = (
             f"HyperFormer++ above both others on the mean of {counted} examples: {len(wins)} of {len(judged)} tasks "
             f"({', '.join(wins) or 'none'}). On the mean over tasks as well, in points: {'; '.join(gaps)}.\n"
         )
-        sections += [f"## {way.title}\n", sentence, markdown_table(["task", "examples", *METHODS], rows)]
+        sections += [f"## {way.title}\n", sentence, by_task(own), markdown_table(["task", "examples", *METHODS], rows)]
         record[way.name] = {"wins": wins, "sentence": sentence, "means": means}
     drawn = "One seed"
     if len(seeds) > 1:
         drawn = (
-            f"Mean ± deviation over {len(seeds)} seeds, each with examples of its own (differences ± standard error)"
+            f"Mean ± deviation over {len(seeds)} seeds, each with examples of its own; differences with their 95 % "
+            "interval over seeds"
         )
     sections.append(
         f"{drawn}; at most {JUDGED:,} test rows; "
@@ -197,22 +197,32 @@ def mean_score(records: Sequence[Record]) -> float | None:
 Scores = Sequence[float | None]  # of each seed
 
 
+def by_task(scores: Mapping[str, Mapping[str, Scores]]) -> str:
+    """HyperFormer++ less the others on each task's few examples, and with how many of the seeds it is above both."""
+    body = []
+    for task, each in scores.items():
+        gaps = [less(each[company.PLUS], each[other]) for other in OTHERS]
+        known = [seed for seed in zip(*gaps, strict=True) if None not in seed]
+        above = sum(min(seed) > 0 for seed in known)
+        body.append([task, *map(with_interval, gaps), f"{above} of {len(known)}"])
+    return markdown_table(["task", *(f"{company.PLUS} less {other}" for other in OTHERS), "seeds above both"], body)
+
+
 def by_length(means: Mapping[str, Mapping[str, Scores]]) -> str:
     """A section: each method's mean after shorter and longer runs in company, and what the longest changed."""
-    others = [arm for arm in METHODS if arm != company.PLUS]
     rows = {arm: [each[arm] for each in means.values()] for arm in METHODS}
     gaps = {
-        f"{company.PLUS} less {arm}": [less(each[company.PLUS], each[arm]) for each in means.values()] for arm in others
+        f"{company.PLUS} less {arm}": [less(each[company.PLUS], each[arm]) for each in means.values()] for arm in OTHERS
     }
     body = [
-        [name, *(with_error(each, sign) for each in row), with_error(less(row[-1], row[0]), "+")]
-        for lines, sign in ((rows, ""), (gaps, "+"))
+        [name, *map(say_scores, row), with_interval(less(row[-1], row[0]))]
+        for lines, say_scores in ((rows, with_error), (gaps, with_interval))
         for name, row in lines.items()
     ]
     return (
         f"## By steps in company\n\n{markdown_table(['', *means, 'change'], body)}\n"
-        f"Mean over tasks and up to {FEW} examples ± standard error over seeds. All start from one run in company of "
-        "each method and length, which seeds do not vary.\n"
+        f"Mean over tasks and up to {FEW} examples ± standard error over seeds; differences with their 95 % interval. "
+        "Seeds draw the examples; the run in company that all start from is the first seed's.\n"
     )
 
 
@@ -222,13 +232,26 @@ def less(ones: Scores, others: Scores) -> list[float | None]:
     return [None if one is None or other is None else one - other for one, other in pairs]
 
 
-def with_error(scores: Scores, sign: str = "") -> str:
+def with_error(scores: Scores) -> str:
     """The mean in points over the seeds that there are, with its standard error."""
+    mean, error, _ = over_seeds(scores)
+    return "-" if mean is None else f"{mean:.1f}" + ("" if error is None else f" ± {error:.1f}")
+
+
+def with_interval(differences: Scores) -> str:
+    """The mean difference in points, with its 95 % interval: Student's, of as many seeds as there are."""
+    mean, error, count = over_seeds(differences)
+    if mean is None or error is None:
+        return "-" if mean is None else f"{mean:+.1f}"
+    off = float(stdtrit(count - 1, 0.975)) * error
+    return f"{mean:+.1f} ({mean - off:+.1f} to {mean + off:+.1f})"
+
+
+def over_seeds(scores: Scores) -> tuple[float | None, float | None, int]:
+    """Mean and standard error in points, as far as there are some, and of how many seeds."""
     known = [100 * score for score in scores if score is not None]
-    if not known:
-        return "-"
-    error = f" ± {statistics.stdev(known) / math.sqrt(len(known)):.1f}" if len(known) > 1 else ""
-    return f"{statistics.fmean(known):{sign}.1f}{error}"
+    error = statistics.stdev(known) / math.sqrt(len(known)) if len(known) > 1 else None
+    return statistics.fmean(known) if known else None, error, len(known)
 
 
 def starts_of(lab: Lab, tasks: Sequence[str], lengths: Sequence[int]) -> dict[int, dict[str, Job]]:

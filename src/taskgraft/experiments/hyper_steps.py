@@ -5,17 +5,21 @@ Ours, not the paper's: its runs have fifty times as many steps as the default he
 
 from __future__ import annotations
 
+from itertools import product
+
 from taskgraft.experiments import company
 from taskgraft.experiments.data import GLUE
 from taskgraft.experiments.lab import Lab
 from taskgraft.experiments.report import Report, mean_and_deviation, of_study, points, signed
 from taskgraft.experiments.study import Arm, Option, study
 from taskgraft.experiments.task_map import first_maps, maps_section
+from taskgraft.reports.bootstrap import Interval
 from taskgraft.reports.experiments import sizes_figure
 from taskgraft.reports.tables import markdown_table
 
 TASKS = GLUE
 DIVISORS = (4, 1)  # a quarter of the steps, and all of them
+CHANGE = "change"  # from the fewest steps to the most
 LAST = "cola"  # the task that all methods learn last
 
 
@@ -37,18 +41,21 @@ def run(lab: Lab) -> Report:
     judged = {"": tasks}
     if LAST in tasks and len(tasks) > 1:
         judged[f", without {LAST}"] = [task for task in tasks if task != LAST]
-    gaps = {
-        f"HyperFormer++ less {other}{ending}": {
-            steps: found.difference(named(company.PLUS, steps), named(other, steps), some) for steps in lengths
-        }
-        for ending, some in judged.items()
-        for other in methods
-        if other != company.PLUS
-    }
-    header = ["steps", *(f"{steps:,}" for steps in lengths)]
+    short, long = lengths[0], lengths[-1]
+    gaps: dict[str, dict[str, Interval]] = {}
+    for (ending, some), other in product(judged.items(), methods):
+        if other != company.PLUS:
+            pairs = {steps: (named(company.PLUS, steps), named(other, steps)) for steps in lengths}
+            gaps[f"HyperFormer++ less {other}{ending}"] = {
+                **{str(steps): found.difference(*pair, some) for steps, pair in pairs.items()},
+                CHANGE: found.growth(pairs[long], pairs[short], some),
+            }
+    gains = {name: found.difference(named(name, long), named(name, short)) for name in methods}
+    header = ["steps", *(f"{steps:,}" for steps in lengths), CHANGE]
     several = lab.setup.seeds > 1
     body = [
-        [name, *(points(mean, off if several else None) for _, mean, off in curve)] for name, curve in curves.items()
+        [name, *(points(mean, off if several else None) for _, mean, off in curve), signed(gains[name])]
+        for name, curve in curves.items()
     ]
     body += [[name, *map(signed, each.values())] for name, each in gaps.items()]
     base = named(company.FULL, lengths[-1])
@@ -64,7 +71,8 @@ def run(lab: Lab) -> Report:
     return of_study(
         found, "Short and long runs", sections, {"hyper-steps": figure}, against, curves=curves,
         maps={name: each.to_json() for name, each in maps.items()},
-        gaps={name: {str(steps): gap.to_json() for steps, gap in each.items()} for name, each in gaps.items()},
+        gaps={name: {what: gap.to_json() for what, gap in each.items()} for name, each in gaps.items()},
+        gains={name: gain.to_json() for name, gain in gains.items()},
     )  # fmt: skip
 
 

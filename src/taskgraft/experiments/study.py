@@ -130,6 +130,14 @@ class Study:
         firsts, seconds = ([self.drawn(arm, task) for task in names] for arm in (one, other))
         return between(firsts, seconds, self.weights(names))
 
+    def growth(self, now: tuple[str, str], before: tuple[str, str], tasks: Sequence[str] | None = None) -> Interval:
+        """By how much the lead of an arm over another is larger than that of two others."""
+        names = self.tasks if tasks is None else tasks
+        later, sooner = (
+            [self.drawn(one, task).less(self.drawn(other, task)) for task in names] for one, other in (now, before)
+        )
+        return between(later, sooner, self.weights(names))
+
     def against(self, base: str, arms: Sequence[str] | None = None) -> Differences:
         """Arms less another, on the average and on each task."""
         others = [arm for arm in self.arms if arm != base] if arms is None else arms

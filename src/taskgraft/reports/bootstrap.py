@@ -60,6 +60,13 @@ class Drawn:
     score: float
     scores: Array
 
+    def less(self, other: Drawn) -> Drawn:
+        """The lead over another method, which answered the same rows."""
+        one, two = self.answers, other.answers
+        if list(one.right) != list(two.right) or (one.kind, one.metrics) != (two.kind, two.metrics):
+            raise GraftError("the two methods were not judged on the same rows by the same metrics.")
+        return Drawn(one, self.score - other.score, self.scores - other.scores)
+
 
 def drawn(answers: Answers, number: int = 0, draws: int = DRAWS, seed: int = 0) -> Drawn:
     """Draw rows and seeds; `number` is the task's, whose draws are its own and the same for every method."""
@@ -76,12 +83,9 @@ def between(first: Sequence[Drawn], second: Sequence[Drawn], weights: Sequence[f
     """The difference of two methods whose draws are at hand; `weights` are what each task counts for, if not alike."""
     if len(first) != len(second) or not first:
         raise GraftError(f"{len(first)} and {len(second)} tasks cannot be paired: give as many of both.")
-    for one, other in ((a.answers, b.answers) for a, b in zip(first, second, strict=True)):
-        if list(one.right) != list(other.right) or (one.kind, one.metrics) != (other.kind, other.metrics):
-            raise GraftError("the two methods were not judged on the same rows by the same metrics.")
-    pairs = list(zip(first, second, strict=True))
-    mean = float(np.average([one.score - other.score for one, other in pairs], weights=weights))
-    spread = np.average([one.scores - other.scores for one, other in pairs], axis=0, weights=weights)
+    leads = [one.less(other) for one, other in zip(first, second, strict=True)]
+    mean = float(np.average([lead.score for lead in leads], weights=weights))
+    spread = np.average([lead.scores for lead in leads], axis=0, weights=weights)
     return Interval(mean, float(np.quantile(spread, 0.025)), float(np.quantile(spread, 0.975)))
 
 
