@@ -29,6 +29,7 @@ from taskgraft.experiments import (
     hyper_start,
     hyper_steps,
     lab,
+    shots,
     span_ablation,
     study,
     task_map,
@@ -508,27 +509,27 @@ def test_a_new_task_begins_after_short_and_after_long_runs_in_company_at_the_rat
     kept = [json.loads(path.read_bytes()) for path in tmp_path.glob("together.*.json")]
     assert sorted(run["steps"] for run in kept) == [2] * 6 + [8] * 3  # two rates were tried on short runs alone
     for length in (2, 8):
-        scores = {arm: report.found[str(length)]["means"][arm] for arm in few_shot.METHODS}
+        scores = {arm: report.found[str(length)]["means"][arm] for arm in shots.METHODS}
         assert all(len(each) == 2 and all(0 <= score <= 1 for score in each) for each in scores.values())
         gaps = [100 * (a - b) for a, b in zip(scores[company.PLUS], scores[company.DAGGER], strict=True)]
         mean, off = sum(gaps) / 2, 12.7062 * abs(gaps[0] - gaps[1]) / 2  # Student's 97.5 % for two seeds
         said = f"{mean:+.1f} ({mean - off:+.1f} to {mean + off:+.1f})"
         assert f"{said} against {company.DAGGER}" in report.found[str(length)]["sentence"]
         above = sum(
-            own > max(others) for own, *others in zip(*(scores[arm] for arm in reversed(few_shot.METHODS)), strict=True)
+            own > max(others) for own, *others in zip(*(scores[arm] for arm in reversed(shots.METHODS)), strict=True)
         )
         title = next(n for n, part in enumerate(report.sections) if f"After {length} steps" in part)
         assert re.search(rf"\| trec .*\| *{re.escape(said)} \| *{above} of 2 \|", report.sections[title + 2])
     summary = next(section for section in report.sections if section.startswith("## By steps in company"))
     short, long = (report.found[name]["means"] for name in ("2", "8"))
-    for arm in few_shot.METHODS:
+    for arm in shots.METHODS:
         changes = [100 * (b - a) for a, b in zip(short[arm], long[arm], strict=True)]
         assert re.search(rf"\| {re.escape(arm)} .*{re.escape(f'{sum(changes) / 2:+.1f} (')}", summary)
     drawing = report.figures["few-shot-steps"]
     drawing.draw_without_rendering()
     assert drawing.legends[0].get_window_extent().x1 < drawing.bbox.x1  # six long names
     looks = {line.get_label(): (line.get_color(), line.get_linestyle()) for line in drawing.axes[0].lines}
-    for arm in few_shot.METHODS:
+    for arm in shots.METHODS:
         (colour, one), (same, other) = looks[f"{arm}, 2 steps"], looks[f"{arm}, 8 steps"]
         assert colour == same and (one, other) == ("--", "-")
     assert len({colour for colour, _ in looks.values()}) == 3
@@ -592,7 +593,7 @@ def test_no_two_lines_are_the_same_run(full: bool, setup: Setup, monkeypatch: py
 
 def test_re_mapped_classes_are_the_same_rows_under_other_numbers(data: Path) -> None:
     task = load("trec", data, None, "hyperformer")
-    other = few_shot.remapped(task)
+    other = shots.remapped(task)
     assert set(other.labels) == set(task.labels) and all(a != b for a, b in zip(task.labels, other.labels, strict=True))
     for split, table in task.splits.items():
         before = [task.labels[number] for number in table["label"].to_pylist()]

@@ -6,10 +6,10 @@ Ours, not the paper's: its runs have fifty times as many steps as the default he
 from __future__ import annotations
 
 from taskgraft.experiments import few_shot
-from taskgraft.experiments.few_shot import FEW, SIZES, Way
 from taskgraft.experiments.hyper_steps import lengths_of
 from taskgraft.experiments.lab import Lab
 from taskgraft.experiments.report import Report
+from taskgraft.experiments.shots import FEW, SIZES, Way
 
 TASKS = few_shot.TASKS
 
