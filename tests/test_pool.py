@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import CancelledError
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from taskgraft.experiments.pool import Call, Pool
 
@@ -33,6 +36,10 @@ def fail(_: str) -> None:
 
 def be_killed() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def note_threads(file: Path) -> None:
+    note(file, str(torch.get_num_threads()))
 
 
 def notes(file: Path, *words: str) -> list[Call]:
@@ -125,3 +132,48 @@ def test_after_the_block_its_processes_are_gone(tmp_path: Path) -> None:
         pool.do(notes(tmp_path / "notes", "a", "b"))
         assert active_children()
     assert not active_children()  # and the interpreter may end at once
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="they share a GPU, not the cores")
+def test_processes_share_the_cores(tmp_path: Path) -> None:
+    with Pool(2) as pool:
+        pool.do([Call("threads", note_threads, (tmp_path / "notes",))])
+    assert int((tmp_path / "notes").read_text()) == max(1, torch.get_num_threads() // 2)
+
+
+KILLED = """
+import multiprocessing, threading, time
+from taskgraft.experiments.pool import Call, Pool
+pool = Pool(1)
+threading.Thread(target=pool.do, args=([Call("sleeps", time.sleep, (600,))],), daemon=True).start()
+while not multiprocessing.active_children():
+    time.sleep(0.01)
+print(multiprocessing.active_children()[0].pid, flush=True)
+time.sleep(600)
+"""
+
+
+def runs(process: int) -> bool:
+    """Whether it is there, and not only waiting to be reaped."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    stat = Path(f"/proc/{process}/stat")
+    return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_who_is_killed_leaves_no_processes_behind() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", KILLED], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        assert process.stdout is not None
+        worker = int(process.stdout.readline())
+        assert runs(worker)
+        process.kill()
+    end = time.monotonic() + 60
+    while (goes_on := runs(worker)) and time.monotonic() < end:
+        time.sleep(0.1)
+    if goes_on:
+        os.kill(worker, signal.SIGKILL)
+    assert not goes_on

@@ -4,13 +4,14 @@ done once; what the first of them wait for goes first."""
 from __future__ import annotations
 
 import heapq
+import os
 import threading
 from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, CancelledError, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from typing import Any
 
 MEMORY = 0.9  # of a GPU, for what all processes keep there; each has a context besides
@@ -40,11 +41,26 @@ class Asked:
 
 
 def hold_to_share(workers: int) -> None:
-    """Let this process, one of so many, have its share of a GPU's memory and no more."""
+    """Let this process, one of so many, have its share of a GPU's memory, or of the cores, and no more."""
     import torch
 
     if torch.cuda.is_available():
         torch.cuda.set_per_process_memory_fraction(MEMORY / workers)
+    else:  # threads of several processes on one core wait for one another
+        torch.set_num_threads(max(1, torch.get_num_threads() // workers))
+
+
+def begin(workers: int) -> None:
+    """What each process does first. It ends with the one that started it, however that ends."""
+    hold_to_share(workers)
+    threading.Thread(target=end_with_parent, daemon=True).start()
+
+
+def end_with_parent() -> None:
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 class Pool:
@@ -52,7 +68,7 @@ class Pool:
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
-        self._executor = ProcessPoolExecutor(workers, get_context("spawn"), hold_to_share, (workers,))
+        self._executor = ProcessPoolExecutor(workers, get_context("spawn"), begin, (workers,))
         self._lock = threading.RLock()
         self._numbers = count()
         self._asked: dict[Hashable, Asked] = {}
