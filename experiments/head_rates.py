@@ -19,7 +19,7 @@ from taskgraft.experiments import company
 from taskgraft.experiments.data import GLUE, judged_on
 from taskgraft.experiments.few_shot import less, with_interval
 from taskgraft.experiments.lab import Job, Lab, Record, Setup, say
-from taskgraft.experiments.shots import BATCH, FEW, JUDGED, SIZES, STEPS
+from taskgraft.experiments.shots import FEW, JUDGED, SIZES, settings_of
 from taskgraft.experiments.study import TOGETHER
 from taskgraft.training.few_shot import few_shot
 from taskgraft.training.settings import RATES
@@ -29,10 +29,7 @@ FAST = RATES["adapter"]  # of what is a task's own beside HyperFormer
 
 def score(lab: Lab, start: Job, name: str, rows: int, seed: int, own_rate: float | None) -> float:
     """What full fine-tuning comes to on a new task."""
-    settings = replace(
-        start.settings, epochs=max(3, -(-STEPS // -(-rows // BATCH))), epoch_steps=None, batch_size=BATCH, warmup=0.1,
-        own_rate=own_rate,
-    )  # fmt: skip
+    settings = replace(settings_of(lab, start, rows), own_rate=own_rate)
 
     def learned() -> Record:
         task = judged_on(lab.task(name), JUDGED)

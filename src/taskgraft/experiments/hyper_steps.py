@@ -58,7 +58,7 @@ def run(lab: Lab) -> Report:
         for name, curve in curves.items()
     ]
     body += [[name, *map(signed, each.values())] for name, each in gaps.items()]
-    base = named(company.FULL, lengths[-1])
+    base = named(company.FULL, long)
     against = found.against(base)
     rates = "; ".join(f"{name}: {company.rates(lab, method)[0]:g}" for name, method in methods.items())
     maps = first_maps(found)

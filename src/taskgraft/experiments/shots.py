@@ -19,6 +19,7 @@ from taskgraft.experiments.lab import Job, Lab, Record, RunsDone, say, share_out
 from taskgraft.experiments.study import TOGETHER
 from taskgraft.tasks.task import Task
 from taskgraft.training.few_shot import few_shot
+from taskgraft.training.settings import Settings
 
 TASKS = (*GLUE, *TRANSFER)
 SIZES = (4, 16, 32, 100, 500, 1_000, 2_000)
@@ -187,10 +188,15 @@ def what(lab: Lab, shot: Shot) -> dict[str, Any]:
     return {**asdict(shot), "start": lab.path(shot.start).stem, "rows_of": lab.hash(shot.task)}
 
 
+def settings_of(lab: Lab, start: Job, rows: int, times: int = 1) -> Settings:
+    """Of a new task with so many examples, for so many times the steps."""
+    passes = lab.setup.epochs or max(3, math.ceil(STEPS / math.ceil(rows / BATCH)))
+    return replace(start.settings, epochs=times * passes, epoch_steps=None, batch_size=BATCH, warmup=0.1)
+
+
 def transferred(lab: Lab, shot: Shot) -> Record:
     task = judged_on(lab.task(shot.task), JUDGED)
-    passes = lab.setup.epochs or max(3, math.ceil(STEPS / math.ceil(shot.rows / BATCH)))
-    settings = replace(shot.start.settings, epochs=shot.times * passes, epoch_steps=None, batch_size=BATCH, warmup=0.1)
+    settings = settings_of(lab, shot.start, shot.rows, shot.times)
     try:
         found = few_shot(
             lab.backbone, lab.joint(shot.start), remapped(task) if shot.remapped else task, shot.rows,
